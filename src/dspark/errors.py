@@ -1,0 +1,31 @@
+"""What can go wrong by a user's hand, as one tree. It does not know who reports it.
+
+DSparkError
+|-- InputError (ValueError)      a request or an option holds a value that cannot be served
+|-- ModelError (ValueError)      a model, drafter or artifact is missing, damaged or does not fit
+|-- NumericsError (ArithmeticError)  a computation gave a value that is not finite
+`-- CapacityError (RuntimeError)     memory, pages or disk do not suffice
+
+Each message is one sentence: what was wrong, the value, the remedy. Our own bugs raise
+`AssertionError`; they are never caught.
+"""
+
+
+class DSparkError(Exception):
+    """Root of the tree; the CLI prints its message and exits non-zero, the server answers 400."""
+
+
+class InputError(DSparkError, ValueError):
+    """A request or an option holds a value that cannot be served."""
+
+
+class ModelError(DSparkError, ValueError):
+    """A model, drafter or artifact is missing, damaged, or does not fit its counterpart."""
+
+
+class NumericsError(DSparkError, ArithmeticError):
+    """A computation gave a value that is not finite."""
+
+
+class CapacityError(DSparkError, RuntimeError):
+    """Memory, pages or disk do not suffice."""
