@@ -1,0 +1,1 @@
+"""dspark: a language model answers faster, with exactly the same answers."""

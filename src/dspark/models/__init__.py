@@ -1,0 +1,1 @@
+"""Weights and forward passes. Nothing here knows a request."""

@@ -1,0 +1,388 @@
+"""A frozen Hugging Face causal LM over flattened tokens, with taps. It knows no request."""
+
+import inspect
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from dspark.core import AttentionLayout
+from dspark.errors import ModelError
+from dspark.kernels.linear import replace_linears
+from dspark.models import attention, embedded, gguf
+from dspark.models.attention import AttentionProbe, KVPages, LayerShape
+
+_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSpec:
+    """What others need to know of a target without touching its weights."""
+
+    name: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_positions: int
+    eos_ids: tuple[int, ...]
+    layer_shapes: tuple[LayerShape, ...]
+    layer_windows: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOutput:
+    """`hidden_ND`: last hidden state after the final norm. `taps_NM`: tapped layers side by side."""
+
+    hidden_ND: Tensor
+    taps_NM: Tensor
+
+
+class Target:
+    """Runs the model; weights never change. Build it with `Target.load` or `Target.wrap`."""
+
+    def __init__(self, model: PreTrainedModel, *, name: str) -> None:
+        self.model = model
+        self._base: nn.Module = model.base_model
+        self._layers: nn.ModuleList = _decoder_layers(model)
+        self._tapped: dict[int, Tensor] = {}
+        self._bound: KVPages | None = None
+        probe, logits = _probe(model)
+        self._attention_modules = probe.modules
+        self._softcap: float | None = _text_config(model.config).get("final_logit_softcapping")
+        self._head_scale = _head_scale(model.config)
+        self.spec = _spec(model, name=name, probe=probe)
+        self._install_taps()
+        self._check_head(logits)
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        *,
+        dtype: torch.dtype,
+        device: str | torch.device = "cpu",
+        compile: bool = False,
+        quantization: str | None = None,
+        packed: bool = True,
+        trust_remote_code: bool = False,
+    ) -> "Target":
+        """A target from a directory, a hub name, a GGUF file, or the name of an embedded one.
+
+        `packed` swaps the linear layers for `kernels.linear.PackedLinear` on a CPU.
+        Raises `ModelError` for a missing, unreadable or unsupported model.
+        """
+        folder = resolve_source(source)
+        config = _load_config(folder, trust_remote_code=trust_remote_code)
+        refuse_unsupported(config)
+        attention.register()
+        verbosity = transformers_logging.get_verbosity()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation=attention.ATTENTION_NAME,
+                trust_remote_code=trust_remote_code,
+            )
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise ModelError(f"Target {source} cannot be loaded: {_first_line(error)}") from error
+        finally:
+            transformers_logging.set_verbosity(verbosity)
+            transformers_logging.enable_progress_bar()
+        target = cls.wrap(model.to(device), name=str(source))
+        if packed and torch.device(device).type == "cpu":
+            replace_linears(target.model, quantization=quantization)
+        if compile:
+            target.compile()
+        return target
+
+    @classmethod
+    def wrap(cls, model: PreTrainedModel, *, name: str = "model") -> "Target":
+        """A target around a model in memory; its attention is switched to the paged one."""
+        refuse_unsupported(model.config)
+        attention.register()
+        model.set_attn_implementation(attention.ATTENTION_NAME)
+        model.requires_grad_(requires_grad=False)
+        return cls(model.eval(), name=name)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.embed_weight_VD.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The arithmetic's type."""
+        return self.embed_weight_VD.dtype
+
+    @property
+    def embed_weight_VD(self) -> Tensor:
+        """The input embedding, without a model's scale (see `embed`)."""
+        weight = self.model.get_input_embeddings().weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @property
+    def head_weight_VD(self) -> Tensor:
+        """The LM head; the embedding where they are tied."""
+        if _text_config(self.model.config).get("tie_word_embeddings", False):
+            return self.embed_weight_VD
+        weight = self.model.get_output_embeddings().weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        """Embeddings as the first layer gets them, [N, D]."""
+        embedded: Tensor = self.model.get_input_embeddings()(ids_N)
+        return embedded
+
+    def allocate_pages(self, *, num_pages: int, page_size: int) -> KVPages:
+        """Pages for this target's layers on its device and in its dtype."""
+        return KVPages.allocate(
+            self.spec.layer_shapes,
+            num_pages=num_pages,
+            page_size=page_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @torch.no_grad()
+    def forward(
+        self,
+        input_ids_N: Tensor,
+        *,
+        layout: AttentionLayout,
+        pages: KVPages,
+        tap_layers: Sequence[int],
+    ) -> TargetOutput:
+        """One pass over the flattened tokens of all requests; writes their K/V into `pages`.
+
+        `tap_layers`: ids of layers whose output is wanted, -1 for the embeddings (DeepSpec's
+        convention).
+        """
+        self._bind(pages)
+        self._tapped.clear()
+        hidden_ND = self._run(input_ids_N, layout.positions_N, **attention.layout_arguments(layout))
+        taps = [self.embed(input_ids_N) if i < 0 else self._tapped[i][0] for i in tap_layers]
+        self._tapped.clear()
+        empty = hidden_ND.new_empty((hidden_ND.shape[0], 0))
+        return TargetOutput(hidden_ND=hidden_ND, taps_NM=torch.cat(taps, dim=-1) if taps else empty)
+
+    @torch.no_grad()
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """LM head with the model's own scale and soft-cap, [M, V] in the target's dtype."""
+        head = self.model.get_output_embeddings()
+        logits_MV: Tensor = head(hidden_MD)
+        if self._head_scale != 1.0:
+            logits_MV = logits_MV * self._head_scale
+        if self._softcap is not None:
+            logits_MV = torch.tanh(logits_MV / self._softcap) * self._softcap
+        return logits_MV
+
+    @torch.no_grad()
+    def states(self, sequences: Sequence[Tensor], *, tap_layers: Sequence[int]) -> TargetOutput:
+        """Whole sequences, packed: taps and last hidden states of their concatenation.
+
+        Nothing is kept afterwards. This is what training reads.
+        """
+        lengths = [len(ids) for ids in sequences]
+        layout, num_pages = _whole_sequences(lengths, page_size=64, device=self.device)
+        pages = self.allocate_pages(num_pages=num_pages, page_size=64)
+        ids_N = torch.cat([ids.to(self.device) for ids in sequences])
+        return self.forward(ids_N, layout=layout, pages=pages, tap_layers=tap_layers)
+
+    def compile(self) -> None:
+        """Compile the decoder layers as one region; all layers share it.
+
+        Two graphs are built at first use: for one token and for any larger number.
+        """
+        compiled: dict[Any, Any] = {}
+        for layer in self._layers:
+            plain = inspect.unwrap(type(layer).forward)
+            if plain not in compiled:
+                compiled[plain] = torch.compile(plain, dynamic=True)
+            layer.forward = types.MethodType(compiled[plain], layer)
+
+    def _run(self, ids_N: Tensor, at_N: Tensor, **arguments: Any) -> Tensor:
+        output = self._base(
+            input_ids=ids_N.unsqueeze(0),
+            position_ids=at_N.unsqueeze(0),
+            use_cache=False,
+            **arguments,
+        )
+        hidden_ND: Tensor = output.last_hidden_state[0]
+        return hidden_ND
+
+    def _bind(self, pages: KVPages) -> None:
+        if self._bound is pages:
+            return
+        for module, keys, values in zip(
+            self._attention_modules, pages.keys, pages.values, strict=True
+        ):
+            attention.bind_pages(module, keys, values)
+        self._bound = pages
+
+    def _install_taps(self) -> None:
+        def keep(index: int) -> Any:
+            def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+                self._tapped[index] = output[0] if isinstance(output, tuple) else output
+
+            return hook
+
+        for index, layer in enumerate(self._layers):
+            layer.register_forward_hook(keep(index))
+
+    def _check_head(self, expected_1V: Tensor) -> None:
+        # the model's own forward pass is the judge of our reading of its head
+        with torch.inference_mode():
+            ids_1 = torch.zeros(1, dtype=torch.long, device=self.device)
+            hidden = self._run(ids_1, ids_1, probe=AttentionProbe())
+            difference = (self.logits(hidden).float() - expected_1V.float()).abs().max()
+        if not difference <= 1e-3 * expected_1V.float().abs().max().clamp_min(1.0):
+            raise ModelError(
+                f"Target {self.spec.name} ({self.spec.model_type}) changes its logits after the "
+                "LM head in a way that dspark does not know; this architecture is not supported."
+            )
+
+
+def resolve_source(source: str | Path) -> str:
+    """What transformers can load: a directory, or a hub name left as it is.
+
+    Raises `ModelError` for a path that does not exist.
+    """
+    text = str(source)
+    if embedded.is_embedded(text):
+        return str(embedded.embedded_target(text))
+    path = Path(text).expanduser()
+    if path.suffix.lower() == ".gguf":
+        return str(gguf.converted(path))
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"Directory {path} has no config.json; give a Hugging Face model.")
+        return str(path)
+    if path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1 or path.exists():
+        raise ModelError(f"Target {text} does not exist; give a directory, GGUF file or hub name.")
+    return text
+
+
+def refuse_unsupported(config: PreTrainedConfig) -> None:
+    """Refuse by name what the paged cache cannot hold or roll back (UC-054)."""
+    text = _text_config(config)
+    kinds = set(text.get("layer_types") or ()) - _PLAIN_LAYERS
+    if kinds:
+        raise ModelError(
+            f"Target of type {config.model_type} has layers of kind {sorted(kinds)}, whose state "
+            "cannot be rolled back after a rejected draft; use a model of full or sliding "
+            "attention layers."
+        )
+    if text.get("use_bidirectional_attention") or text.get("is_causal") is False:
+        raise ModelError(f"Target of type {config.model_type} is not causal; use a causal LM.")
+    if text.get("num_kv_shared_layers"):
+        raise ModelError(
+            f"Target of type {config.model_type} shares keys between layers "
+            f"(num_kv_shared_layers {text['num_kv_shared_layers']}), which is not supported."
+        )
+
+
+def _text_config(config: PreTrainedConfig) -> dict[str, Any]:
+    values: dict[str, Any] = config.get_text_config().to_dict()
+    return values
+
+
+def _head_scale(config: PreTrainedConfig) -> float:
+    text = _text_config(config)
+    if text.get("logits_scaling"):  # Granite divides
+        return 1.0 / float(text["logits_scaling"])
+    return float(text.get("logit_scale") or 1.0)  # Cohere multiplies
+
+
+def _load_config(folder: str, *, trust_remote_code: bool) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"Target {folder} cannot be read: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    layers = getattr(model.base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ModelError(
+            f"Target of type {model.config.model_type} has no list of decoder layers; "
+            "use a decoder-only causal LM."
+        )
+    return layers
+
+
+def _probe(model: PreTrainedModel) -> tuple[AttentionProbe, Tensor]:
+    probe = AttentionProbe()
+    ids_11 = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    try:
+        with torch.inference_mode():
+            output = model(input_ids=ids_11, position_ids=ids_11, use_cache=False, probe=probe)
+    except (TypeError, NotImplementedError, AttributeError, ValueError) as error:
+        raise ModelError(
+            f"Target of type {model.config.model_type} does not run on a plugged-in attention: "
+            f"{_first_line(error)}"
+        ) from error
+    if len(probe.modules) != len(_decoder_layers(model)):
+        raise ModelError(
+            f"Target of type {model.config.model_type} attends {len(probe.modules)} times over "
+            f"{len(_decoder_layers(model))} layers; only one attention a layer is supported."
+        )
+    return probe, output.logits[0]
+
+
+def _spec(model: PreTrainedModel, *, name: str, probe: AttentionProbe) -> TargetSpec:
+    text = _text_config(model.config)
+    generation = getattr(model, "generation_config", None)
+    eos = generation.eos_token_id if generation is not None else None
+    eos = eos if eos is not None else text.get("eos_token_id")
+    eos_ids = tuple(eos) if isinstance(eos, list | tuple) else (() if eos is None else (eos,))
+    return TargetSpec(
+        name=name,
+        model_type=model.config.model_type,
+        vocab_size=model.get_input_embeddings().weight.shape[0],
+        hidden_size=text["hidden_size"],
+        num_layers=len(probe.modules),
+        max_positions=int(text.get("max_position_embeddings") or 2048),
+        eos_ids=eos_ids,
+        layer_shapes=tuple(probe.shapes),
+        layer_windows=tuple(probe.windows),
+    )
+
+
+def _whole_sequences(
+    lengths: Sequence[int], *, page_size: int, device: torch.device
+) -> tuple[AttentionLayout, int]:
+    counts = [-(-length // page_size) for length in lengths]
+    tables = torch.zeros((len(lengths), max(counts)), dtype=torch.int32)
+    first = 0
+    for row, count in enumerate(counts):
+        tables[row, :count] = torch.arange(first, first + count, dtype=torch.int32)
+        first += count
+    starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    slots = tables[rows, positions // page_size].long() * page_size + positions % page_size
+    layout = AttentionLayout(
+        block_tables_RP=tables.to(device),
+        query_starts_R1=starts.to(device),
+        visible_N=(positions + 1).to(device, torch.int32),
+        positions_N=positions.to(device),
+        slots_N=slots.to(device),
+        max_visible=max(lengths),
+    )
+    return layout, first
