@@ -1,0 +1,260 @@
+"""The DSpark drafter: its parallel backbone and what it shares. It knows no request, cache, file.
+
+Slot j of a block stands at position anchor + j and predicts anchor + 1 + j; the slots of a block
+see each other both ways and the context strictly before the anchor (method section 3). Who keeps
+the context's keys and values, and who sees whom, is the caller's `attend`.
+Shape letters: legend in core.py.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dspark.errors import ModelError
+from dspark.models.drafter_config import DrafterConfig
+from dspark.models.heads import ConfidenceHead, SequentialHead, SequentialKind
+from dspark.models.rotary import Rotary, rotate
+
+__all__ = ["Attend", "Drafter", "DrafterConfig"]
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""`attend(layer, q_NHE, k_NGE, v_NGE) -> out_NHE`: q, k, v of the block slots, q and k rotated."""
+
+
+class Drafter(nn.Module):
+    """The drafter over the target's embedding and LM head, which it neither owns nor copies.
+
+    Its device is that of `embed_weight_VD`, its dtype that of its own parameters.
+    """
+
+    def __init__(
+        self,
+        config: DrafterConfig,
+        *,
+        embed_weight_VD: Tensor,
+        head_weight_VD: Tensor,
+        d2t_S: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        has_own_embedding: bool = False,
+        has_own_head: bool = False,
+    ) -> None:
+        """A new drafter, its weights N(0, 0.02) from `generator`, float32.
+
+        Without a generator the parameters stay on the meta device until a checkpoint assigns
+        them. `head_weight_VD` may hold only the S rows of the draft vocabulary; otherwise they
+        are gathered (a prefix of the vocabulary is a view). `d2t_S`: draft id to target id.
+        `has_own_*` marks tensors that are not the target's, so that a save writes them.
+        """
+        super().__init__()
+        self.config = config
+        self.has_own_embedding = has_own_embedding
+        self.has_own_head = has_own_head
+        device = embed_weight_VD.device
+        self.d2t_S = _checked_d2t(config, d2t_S, device)
+        self.embed_weight_VD = embed_weight_VD
+        self.head_weight_SD = _draft_rows(config, head_weight_VD, self.d2t_S)
+        self.rotary = Rotary(
+            head_dim=config.head_dim,
+            theta=config.rope_theta,
+            scaling=config.rope_scaling,
+            max_position_embeddings=config.max_position_embeddings,
+            device=device,
+        )
+        with torch.device("meta"):
+            self._build(config)
+        if generator is not None:
+            self._initialise(generator, device)
+
+    def _build(self, config: DrafterConfig) -> None:
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.fc = nn.Linear(config.taps_size, size, bias=False)
+        self.hidden_norm = RMSNorm(size, eps)
+        self.layers = nn.ModuleList(
+            DrafterLayer(config, index) for index in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(size, eps)
+        self.markov_head: SequentialHead | None = None
+        if config.markov_rank > 0:
+            self.markov_head = SequentialHead(
+                SequentialKind(config.markov_head_type),
+                hidden_size=size,
+                rank=config.markov_rank,
+                vocab_size=config.vocab_size,
+                draft_vocab_size=config.num_draft_tokens,
+            )
+        self.confidence_head: ConfidenceHead | None = None
+        if config.enable_confidence_head:
+            rank = config.markov_rank if config.confidence_head_with_markov else 0
+            self.confidence_head = ConfidenceHead(hidden_size=size, rank=rank)
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator, device: torch.device) -> None:
+        self.to_empty(device=generator.device)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif parameter.ndim == 1:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, 0.02, generator=generator)
+        self.to(device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the drafter's parameters; the shared tensors keep the target's."""
+        return self.norm.weight.dtype
+
+    def context(self, taps_NM: Tensor) -> Tensor:
+        """Taps of N committed positions to the context [N, D] that every layer reads."""
+        projected_ND: Tensor = self.hidden_norm(self.fc(taps_NM.to(self.dtype)))
+        return projected_ND
+
+    def context_kv(self, ctx_ND: Tensor, positions_N: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys (normed and rotated) and values [N, G, E] of the context, one pair a layer.
+
+        They depend on nothing after their own position, so that a cache may keep them.
+        """
+        cos, sin = self.rotary.angles(positions_N)
+        return [layer.self_attn.keys_values(ctx_ND, cos, sin) for layer in self._layers()]
+
+    def block_inputs(self, anchor_ids_R: Tensor) -> Tensor:
+        """Embeddings [R * K, D] of `[anchor, mask, .., mask]` for each row, flattened."""
+        ids_RK = anchor_ids_R.new_full(
+            (len(anchor_ids_R), self.config.block_size), self.config.mask_token_id
+        )
+        ids_RK[:, 0] = anchor_ids_R
+        return functional.embedding(ids_RK.view(-1), self.embed_weight_VD).to(self.dtype)
+
+    def backbone(self, x_ND: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        """Block slots through all layers to the hidden states [N, D] after the final norm."""
+        cos, sin = self.rotary.angles(positions_N)
+        for layer in self._layers():
+            x_ND = layer(x_ND, cos, sin, attend)
+        hidden_ND: Tensor = self.norm(x_ND)
+        return hidden_ND
+
+    def base_logits(self, hidden_ND: Tensor) -> Tensor:
+        """U [N, S] over the draft vocabulary, in the dtype of the LM head."""
+        return functional.linear(hidden_ND.to(self.head_weight_SD.dtype), self.head_weight_SD)
+
+    def _layers(self) -> list["DrafterLayer"]:
+        return list(self.layers)  # type: ignore[arg-type]  # ModuleList forgets its element type
+
+
+class DrafterLayer(nn.Module):
+    """Pre-norm residual block: attention, then SwiGLU."""
+
+    def __init__(self, config: DrafterConfig, index: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = DrafterAttention(config, index)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+
+    def forward(self, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor, attend: Attend) -> Tensor:
+        """Block slots [N, D] to [N, D]."""
+        x_ND = x_ND + self.self_attn(self.input_layernorm(x_ND), cos_N1E, sin_N1E, attend)
+        out_ND: Tensor = x_ND + self.mlp(self.post_attention_layernorm(x_ND))
+        return out_ND
+
+
+class DrafterAttention(nn.Module):
+    """Grouped-query attention with a norm per head; one `k_proj` for context and slots."""
+
+    def __init__(self, config: DrafterConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.head_dim = config.head_dim
+        has_bias, size = config.attention_bias, config.hidden_size
+        query_size = config.num_attention_heads * config.head_dim
+        key_size = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(size, query_size, bias=has_bias)
+        self.k_proj = nn.Linear(size, key_size, bias=has_bias)
+        self.v_proj = nn.Linear(size, key_size, bias=has_bias)
+        self.o_proj = nn.Linear(query_size, size, bias=has_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+
+    def forward(self, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor, attend: Attend) -> Tensor:
+        """Normed block slots [N, D] to what the residual stream gains [N, D]."""
+        q_NHE = rotate(self.q_norm(self._heads(self.q_proj(x_ND))), cos_N1E, sin_N1E)
+        k_NGE, v_NGE = self.keys_values(x_ND, cos_N1E, sin_N1E)
+        out_NHE = attend(self.index, q_NHE, k_NGE, v_NGE)
+        out_ND: Tensor = self.o_proj(out_NHE.flatten(1))
+        return out_ND
+
+    def keys_values(self, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys (normed and rotated) and values [N, G, E] of context rows or normed slots."""
+        k_NGE = rotate(self.k_norm(self._heads(self.k_proj(x_ND))), cos_N1E, sin_N1E)
+        return k_NGE, self._heads(self.v_proj(x_ND))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(len(x), x.shape[-1] // self.head_dim, self.head_dim)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)), no bias."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        """[N, D] to [N, D]."""
+        out_ND: Tensor = self.down_proj(functional.silu(self.gate_proj(x_ND)) * self.up_proj(x_ND))
+        return out_ND
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) in float32, cast to the dtype of x, then times the weight (Qwen's order)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape [.., size]."""
+        normed = functional.rms_norm(x.float(), self.weight.shape, eps=self.eps)
+        return normed.to(x.dtype) * self.weight
+
+
+def _checked_d2t(
+    config: DrafterConfig, d2t_S: Tensor | None, device: torch.device
+) -> Tensor | None:
+    size = config.draft_vocab_size
+    if size is None or d2t_S is None:
+        if (size is None) != (d2t_S is None):
+            raise ModelError(
+                f"The drafter's draft_vocab_size is {size!r} and d2t is "
+                f"{'missing' if d2t_S is None else 'present'}, but one needs the other."
+            )
+        return None
+    d2t_S = d2t_S.to(device=device, dtype=torch.int64)
+    if d2t_S.device.type == "meta":  # shapes only
+        return d2t_S
+    if d2t_S.shape != (size,):
+        raise ModelError(
+            f"The drafter's d2t has shape {list(d2t_S.shape)}, but draft_vocab_size is {size}."
+        )
+    num_distinct = len(torch.unique(d2t_S))
+    low, high = int(d2t_S.min()), int(d2t_S.max())
+    if num_distinct != size or low < 0 or high >= config.vocab_size:
+        raise ModelError(
+            f"The drafter's d2t must hold {size} different target ids below {config.vocab_size}, "
+            f"but it holds {num_distinct} from {low} to {high}; take the map of these weights."
+        )
+    return d2t_S
+
+
+def _draft_rows(config: DrafterConfig, head_weight_VD: Tensor, d2t_S: Tensor | None) -> Tensor:
+    size = config.num_draft_tokens
+    if d2t_S is None or len(head_weight_VD) == size or d2t_S.device.type == "meta":
+        return head_weight_VD[:size]
+    if torch.equal(d2t_S, torch.arange(size, device=d2t_S.device)):
+        return head_weight_VD[:size]
+    return head_weight_VD[d2t_S]
