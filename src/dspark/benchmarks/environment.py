@@ -1,0 +1,63 @@
+"""Where a figure was measured: processor, threads, versions. It measures nothing."""
+
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from dspark.kernels import extension
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What a reader needs to judge a figure."""
+
+    processor: str
+    num_threads: int
+    python: str
+    torch: str
+    transformers: str
+    dspark: str
+    native_kernels: bool
+    """Whether the C++ operators are in use, or PyTorch's."""
+
+    @classmethod
+    def here(cls) -> Self:
+        """This process on this machine."""
+        return cls(
+            processor=_processor(),
+            num_threads=torch.get_num_threads(),
+            python=platform.python_version(),
+            torch=torch.__version__,
+            transformers=installed_version("transformers") or "not installed",
+            dspark=installed_version("dspark") or "not installed",
+            native_kernels=extension.IS_LOADED,
+        )
+
+    def sentence(self) -> str:
+        """One line above a table."""
+        kernels = "C++ operators" if self.native_kernels else "PyTorch's own operators"
+        return (
+            f"{self.processor}, {self.num_threads} threads, torch {self.torch}, "
+            f"dspark {self.dspark} with {kernels}"
+        )
+
+
+def installed_version(package: str) -> str | None:
+    """Version of an installed distribution, `None` if it is not there."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    info = Path("/proc/cpuinfo")
+    names = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in names if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()

@@ -1,0 +1,1 @@
+"""Tables for people. It measures nothing and knows no engine."""

@@ -1,0 +1,148 @@
+"""`dspark bench step`: what one target pass costs by its number of tokens, beside the floor.
+
+It times the target alone (layers, head, attention over a filled cache); no drafter, no sampling.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from dspark.benchmarks.environment import Environment
+from dspark.benchmarks.passes import Passes
+from dspark.errors import InputError
+from dspark.kernels.linear import PackedLinear
+from dspark.models.target import Target
+
+_CONTEXT_TOKEN = 11  # any id: the cost does not depend on the text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepConfig:
+    """Which passes are timed, and how often."""
+
+    sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128)
+    """Tokens in a pass: of one request, and one token each of as many requests."""
+    context: int = 256
+    """Positions of each request that are in the cache already."""
+    repeats: int = 15
+    """Timed passes of each size; the median counts."""
+    warmup: int = 3
+    """Passes of each size before the clock runs."""
+
+    def __post_init__(self) -> None:
+        if min(self.sizes, default=0) < 1 or self.context < 1 or self.repeats < 1:
+            raise InputError(
+                f"sizes {tuple(self.sizes)}, context {self.context} and repeats {self.repeats} "
+                "must all be at least 1."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """Milliseconds of a pass; keys of the two tables are the sizes as text."""
+
+    dtype: str
+    quantization: str | None
+    stream_bytes_per_s: float
+    """Bytes a second read from an array as large as the weights, measured in the same run."""
+    weight_bytes: int
+    """Bytes of the weights that every pass must read."""
+    floor_ms: float
+    """weight_bytes / stream_bytes_per_s: no pass can be faster."""
+    context: int
+    one_request_ms: dict[str, float]
+    many_requests_ms: dict[str, float]
+    environment: Environment
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of the `--json` line."""
+        return asdict(self)
+
+
+def measure(
+    target: Target,
+    *,
+    quantization: str | None,
+    config: StepConfig,
+    on_size: Callable[[str, int, float], None] | None = None,
+) -> StepReport:
+    """Time every size in both shapes; `on_size(shape, size, milliseconds)` hears of each."""
+    weight_bytes = streamed_bytes(target)
+    stream = stream_bytes_per_s(weight_bytes)
+    room = config.context + max(config.sizes)
+    one = Passes(target, num_requests=1, num_positions=room)
+    many = Passes(target, num_requests=max(config.sizes), num_positions=config.context + 1)
+    one.fill(seed=0)
+    many.fill(seed=0)
+    one_ms, many_ms = {}, {}
+    for size in config.sizes:
+        one_ms[str(size)] = _median_ms(
+            partial(one.run, [[_CONTEXT_TOKEN] * size], start=config.context), config
+        )
+        if on_size is not None:
+            on_size("one request", size, one_ms[str(size)])
+    for size in config.sizes:
+        many_ms[str(size)] = _median_ms(
+            partial(many.run, [[_CONTEXT_TOKEN]] * size, start=config.context), config
+        )
+        if on_size is not None:
+            on_size("many requests", size, many_ms[str(size)])
+    stream = max(stream, stream_bytes_per_s(weight_bytes))
+    return StepReport(
+        dtype=str(target.dtype).removeprefix("torch."),
+        quantization=quantization,
+        stream_bytes_per_s=stream,
+        weight_bytes=weight_bytes,
+        floor_ms=1e3 * weight_bytes / stream,
+        context=config.context,
+        one_request_ms=one_ms,
+        many_requests_ms=many_ms,
+        environment=Environment.here(),
+    )
+
+
+def streamed_bytes(target: Target) -> int:
+    """Bytes of all weights and buffers of the model; a shared one counts once.
+
+    The embedding is left out unless the head multiplies by that very memory: a pass reads only
+    the rows of its own tokens.
+    """
+    tensors = {t.data_ptr(): t for t in (*target.model.parameters(), *target.model.buffers())}
+    head = target.model.get_output_embeddings()
+    multiplied = head.packed if isinstance(head, PackedLinear) else head.weight
+    if multiplied.data_ptr() != target.embed_weight_VD.data_ptr():
+        tensors.pop(target.embed_weight_VD.data_ptr(), None)
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def stream_bytes_per_s(num_bytes: int, *, repeats: int = 7) -> float:
+    """Best rate at which the machine reads an array of this size with the threads in use."""
+    array = torch.ones(max(1, num_bytes // 4), dtype=torch.float32)
+    best_s = float("inf")
+    for _ in range(repeats):
+        started = time.perf_counter()
+        array.sum()
+        best_s = min(best_s, time.perf_counter() - started)
+    return array.numel() * 4 / best_s
+
+
+def _median_ms(run: Callable[[], object], config: StepConfig) -> float:
+    for _ in range(config.warmup):
+        run()
+    samples = []
+    for _ in range(config.repeats):
+        started = time.perf_counter()
+        run()
+        _synchronize()
+        samples.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(samples)
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,59 @@
+"""What the help of a command says about a setting: the sentence and default of its dataclass field.
+
+Both are read from the source text of the module that owns the field, so that `--help` is quick and
+works where torch is missing. It knows no command.
+"""
+
+import ast
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One documented field of a dataclass."""
+
+    sentence: str
+    """The string under the field, on one line."""
+    default: str | None
+    """The default as the source writes it; `None` for a required or absent value."""
+
+
+def owned_field(owner: str, name: str) -> Field:
+    """The field `name` of `owner`, written as "core.SamplingParams" relative to this package."""
+    return _fields(owner)[name]
+
+
+@cache
+def _fields(owner: str) -> dict[str, Field]:
+    module, class_name = owner.rsplit(".", 1)
+    path = (_PACKAGE / module.replace(".", "/")).with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    body = next(
+        node.body
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name == class_name
+    )
+    fields = {}
+    for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            fields[node.target.id] = Field(sentence=_string(after), default=_default(node.value))
+    return fields
+
+
+def _string(node: ast.stmt) -> str:
+    match node:
+        case ast.Expr(value=ast.Constant(value=str(text))):
+            return " ".join(text.split())
+        case _:
+            return ""
+
+
+def _default(node: ast.expr | None) -> str | None:
+    if node is None or isinstance(node, ast.Call):
+        return None
+    value = ast.unparse(node)
+    return None if value in ("None", "()", "[]") else value.strip("'")
