@@ -77,6 +77,8 @@ class PackedLinear(nn.Module):
         elif weight_OI.dtype not in (torch.bfloat16, torch.float32):
             is_compiled = False
         out_features, in_features = weight_OI.shape
+        if is_compiled and bias_O is not None:
+            bias_O = bias_O.float()  # added before the sum is rounded
         return cls(
             packed=torch.ops.dspark.pack_linear(weight_OI) if is_compiled else weight_OI,
             bias=bias_O,
@@ -140,8 +142,9 @@ def quantize(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows = weight_OI.float()
     largest_O = rows.abs().amax(dim=-1)
-    inverse_O = torch.where(largest_O > 0, 127.0 / largest_O, 0.0)
-    return torch.round(rows * inverse_O[..., None]).to(torch.int8), largest_O / 127.0
+    full_O = torch.full_like(largest_O, 127.0)  # a Python 127.0 would divide by a reciprocal
+    inverse_O = torch.where(largest_O > 0, full_O / largest_O, 0.0)
+    return torch.round(rows * inverse_O[..., None]).to(torch.int8), largest_O / full_O
 
 
 def linear_int8_reference(

@@ -1,0 +1,109 @@
+// Row by row: normalisation, gated activation, rotation. Rows never meet.
+#include "kernels.h"
+#include "vector.h"
+
+namespace dspark {
+namespace DSPARK_ISA {
+namespace {
+
+template <class T>
+DSPARK_INLINE Floats load_up_to(const T* p, int64_t count) {
+  return count >= kLanes ? load(p) : load_some(p, count);
+}
+template <class T>
+DSPARK_INLINE void store_up_to(T* p, Floats x, int64_t count) {
+  if (count >= kLanes) store(p, x);
+  else store_some(p, x, count);
+}
+
+// x rounded to the storage type and back.
+template <class T>
+DSPARK_INLINE Floats rounded(Floats x) {
+  if constexpr (sizeof(T) == sizeof(float)) return x;
+  T values[kLanes];
+  store(values, x);
+  return load(values);
+}
+
+// The normalised value is rounded to the storage type before the product, as Llama does.
+template <class T>
+void norm(const T* x, const T* weight, T* out, int64_t width, float eps) {
+  Floats squares = zero();
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Floats v = load_up_to(x + i, width - i);
+    squares = fma(v, v, squares);
+  }
+  const float mean = sum_lanes(squares) / static_cast<float>(width);
+  const Floats factor = splat(1.0f / __builtin_sqrtf(mean + eps));
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Floats v = rounded<T>(mul(load_up_to(x + i, width - i), factor));
+    store_up_to(out + i, mul(load_up_to(weight + i, width - i), v), width - i);
+  }
+}
+
+// silu(gate) * up with silu rounded to the storage type, as two operators would.
+template <class T>
+void gated(const T* gate_up, T* out, int64_t width) {
+  const T* up = gate_up + width;
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Floats gate = load_up_to(gate_up + i, width - i);
+    const Floats minus = sub(zero(), gate);
+    const Floats bounded = if_ge(minus, splat(88.0f), splat(88.0f), minus);  // e^88 is finite
+    const Floats silu = rounded<T>(div(gate, add(splat(1.0f), exp(bounded))));
+    store_up_to(out + i, mul(silu, load_up_to(up + i, width - i)), width - i);
+  }
+}
+
+template <class T, class Table>
+void rotate_row(T* x, const Table* cos, const Table* sin, int64_t rotary_dim) {
+  const int64_t half = rotary_dim / 2;
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int64_t left = half - i;
+    const Floats a = load_up_to(x + i, left);
+    const Floats b = load_up_to(x + half + i, left);
+    const Floats new_a = sub(mul(a, load_up_to(cos + i, left)), mul(b, load_up_to(sin + i, left)));
+    const Floats new_b =
+        add(mul(b, load_up_to(cos + half + i, left)), mul(a, load_up_to(sin + half + i, left)));
+    store_up_to(x + i, new_a, left);
+    store_up_to(x + half + i, new_b, left);
+  }
+}
+
+template <class T>
+void rotate_by(T* x, Type table_type, const char* cos, const char* sin, int64_t rotary_dim) {
+  if (table_type == Type::kBFloat16)
+    rotate_row(x, reinterpret_cast<const uint16_t*>(cos), reinterpret_cast<const uint16_t*>(sin),
+               rotary_dim);
+  else
+    rotate_row(x, reinterpret_cast<const float*>(cos), reinterpret_cast<const float*>(sin),
+               rotary_dim);
+}
+
+}  // namespace
+
+void rms_norm(Type type, const char* x, const char* weight, char* out, int64_t width, float eps) {
+  if (type == Type::kBFloat16)
+    norm(reinterpret_cast<const uint16_t*>(x), reinterpret_cast<const uint16_t*>(weight),
+         reinterpret_cast<uint16_t*>(out), width, eps);
+  else
+    norm(reinterpret_cast<const float*>(x), reinterpret_cast<const float*>(weight),
+         reinterpret_cast<float*>(out), width, eps);
+}
+
+void silu_mul(Type type, const char* gate_up, char* out, int64_t width) {
+  if (type == Type::kBFloat16)
+    gated(reinterpret_cast<const uint16_t*>(gate_up), reinterpret_cast<uint16_t*>(out), width);
+  else
+    gated(reinterpret_cast<const float*>(gate_up), reinterpret_cast<float*>(out), width);
+}
+
+void rotate(Type type, char* x, Type table_type, const char* cos, const char* sin,
+            int64_t rotary_dim) {
+  if (type == Type::kBFloat16)
+    rotate_by(reinterpret_cast<uint16_t*>(x), table_type, cos, sin, rotary_dim);
+  else
+    rotate_by(reinterpret_cast<float*>(x), table_type, cos, sin, rotary_dim);
+}
+
+}  // namespace DSPARK_ISA
+}  // namespace dspark

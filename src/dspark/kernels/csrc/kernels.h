@@ -1,0 +1,97 @@
+// What each instruction set offers; `operators.cpp` checks arguments, picks a set, runs threads.
+#pragma once
+
+#include <stdint.h>
+
+namespace dspark {
+
+enum class Type { kFloat32, kBFloat16 };
+
+// Outputs are packed in groups of 16 lanes and panels of kPanelGroups groups (the last may have
+// fewer). A unit is what one lane holds of a row in 4 bytes: one float32, two bfloat16, four int8.
+// Packed order: [panel][unit][group][lane]; a panel is contiguous and is read front to back.
+constexpr int64_t kGroup = 16;
+constexpr int64_t kPanelGroups = 3;
+
+enum class Weights { kFloat32, kBFloat16, kInt8 };
+
+struct Linear {
+  Weights weights;
+  Type out_type;
+  const char* packed;
+  int64_t num_units;  // of the inputs, padded
+  int64_t num_outputs;
+  const char* x;  // [tokens][units]: for int8 weights, uint8 values shifted by 128
+  int64_t x_stride;  // bytes
+  int64_t num_tokens;
+  const float* bias;  // may be null
+  const float* token_scales;  // the last three only with int8 weights
+  const float* output_scales;
+  const int32_t* output_sums;
+  char* out;
+  int64_t out_stride;  // elements
+};
+
+// Attention of rows (token, head) that share one key/value head; positions are cut into chunks
+// at multiples of kChunk, so that the order of a sum depends on absolute positions only.
+constexpr int64_t kChunk = 128;
+constexpr int64_t kTileRows = 48;  // at most, unless one token has more heads than that
+
+struct Attention {
+  Type type;
+  const char* q;
+  const char* k_pages;
+  const char* v_pages;
+  char* out;
+  int64_t q_strides[2];  // token, head; all strides in elements, the last dimension contiguous
+  int64_t k_strides[3];  // page, head, row
+  int64_t v_strides[3];
+  int64_t out_strides[2];
+  int64_t page_size;
+  int64_t head_dim;
+  int64_t num_sharing;  // query heads per key/value head
+  const int32_t* visible;
+  const int64_t* positions;
+  int64_t window;  // 0: none
+  float scale;
+  float softcap;  // 0: none
+  const float* sinks;  // may be null
+};
+
+struct AttentionTile {
+  const int32_t* block_table;
+  int64_t token_begin, token_end;
+  int64_t kv_head;
+};
+
+// Partial result of one row over one chunk: padded head_dim values, then maximum and sum.
+inline int64_t padded_head_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+inline int64_t partial_size(int64_t head_dim) { return padded_head_dim(head_dim) + kGroup; }
+
+struct Rows {
+  Type type;
+  int64_t num_rows;
+  int64_t width;
+};
+
+#define DSPARK_DECLARE(isa)                                                                       \
+  namespace isa {                                                                                 \
+  void linear(const Linear&, int64_t panel_begin, int64_t panel_end);                             \
+  void quantize_row(Type, const char* x, int64_t width, uint8_t* out, int64_t padded, float* scale); \
+  int64_t attention_scratch(const Attention&, int64_t num_rows);                                  \
+  void attention_chunk(const Attention&, const AttentionTile&, int64_t chunk, float* scratch,     \
+                       float* partials, int64_t row_stride);                                      \
+  void attention_merge(const Attention&, float* state, const float* partial);                     \
+  void attention_finish(const Attention&, const float* state, int64_t token, int64_t head);       \
+  void rms_norm(Type, const char* x, const char* weight, char* out, int64_t width, float eps);    \
+  void silu_mul(Type, const char* gate_up, char* out, int64_t width);                             \
+  void rotate(Type, char* x, Type table_type, const char* cos, const char* sin, int64_t dim);     \
+  int64_t argmax(Type, const char* x, int64_t width);                                             \
+  int64_t gumbel_argmax(const float* scores, int64_t width, uint64_t key, const int64_t* tokens); \
+  }
+
+DSPARK_DECLARE(avx2)
+DSPARK_DECLARE(avx512)
+DSPARK_DECLARE(avx512bf16)
+
+}  // namespace dspark

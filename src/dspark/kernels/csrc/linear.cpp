@@ -1,0 +1,289 @@
+// Products with packed weights. Each (token, output) sum runs over the inputs from first to last
+// in one accumulator, whatever the tile shape: its bits depend on the token and the weights only.
+#include "kernels.h"
+#include "vector.h"
+
+namespace dspark {
+namespace DSPARK_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kTileTokens = 8;  // 8 x 3 accumulators, 3 weights, 1 broadcast of 32 registers
+constexpr int kTileGroups = static_cast<int>(kPanelGroups);
+#else
+constexpr int kTileTokens = 4;  // 4 x 2 accumulators and operands of 16 registers
+constexpr int kTileGroups = 1;
+#endif
+constexpr int64_t kUnitBytes = 64;  // one unit of 16 outputs
+constexpr int64_t kPrefetchBytes = 3072;
+
+DSPARK_INLINE int32_t unit_at(const char* x) {
+  int32_t bits;
+  memcpy(&bits, x, sizeof bits);
+  return bits;
+}
+
+struct DotFloat32 {
+  using Sum = Floats;
+  using X = Floats;
+  DSPARK_INLINE Sum start() { return zero(); }
+  DSPARK_INLINE X broadcast(const char* x) {
+    float value;
+    memcpy(&value, x, sizeof value);
+    return splat(value);
+  }
+  DSPARK_INLINE Sum step(Sum sum, X x, Words w) {
+#if defined(__AVX512F__)
+    return fma(x, _mm512_castsi512_ps(w), sum);
+#else
+    return fma(x, Floats{_mm256_castsi256_ps(w.a), _mm256_castsi256_ps(w.b)}, sum);
+#endif
+  }
+};
+
+#if defined(__AVX512BF16__)
+struct DotBFloat16 {
+  using Sum = Floats;
+  using X = __m512i;
+  DSPARK_INLINE Sum start() { return zero(); }
+  DSPARK_INLINE X broadcast(const char* x) { return _mm512_set1_epi32(unit_at(x)); }
+  DSPARK_INLINE Sum step(Sum sum, X x, Words w) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w));
+  }
+};
+#else
+struct DotBFloat16 {
+  using Sum = Floats;
+  struct X {
+    Floats low, high;
+  };
+  DSPARK_INLINE Sum start() { return zero(); }
+  DSPARK_INLINE X broadcast(const char* x) {
+    const uint32_t bits = static_cast<uint32_t>(unit_at(x));
+    const uint32_t halves[2] = {bits << 16, bits & 0xffff0000u};
+    float values[2];
+    memcpy(values, halves, sizeof values);
+    return {splat(values[0]), splat(values[1])};
+  }
+  DSPARK_INLINE Sum step(Sum sum, X x, Words w) {
+#if defined(__AVX512F__)
+    const Floats low = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+    const Floats high =
+        _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+#else
+    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+    const Floats low = {_mm256_castsi256_ps(_mm256_slli_epi32(w.a, 16)),
+                        _mm256_castsi256_ps(_mm256_slli_epi32(w.b, 16))};
+    const Floats high = {_mm256_castsi256_ps(_mm256_and_si256(w.a, mask)),
+                         _mm256_castsi256_ps(_mm256_and_si256(w.b, mask))};
+#endif
+    return fma(x.high, high, fma(x.low, low, sum));
+  }
+};
+#endif
+
+#if defined(__AVX512VNNI__)
+struct DotInt8 {
+  using Sum = Words;
+  using X = Words;
+  DSPARK_INLINE Sum start() { return zero_words(); }
+  DSPARK_INLINE X broadcast(const char* x) { return _mm512_set1_epi32(unit_at(x)); }
+  DSPARK_INLINE Sum step(Sum sum, X x, Words w) { return _mm512_dpbusd_epi32(sum, x, w); }
+};
+#else
+// Without VNNI: 16-bit products, because the 8-bit instruction of AVX2 saturates.
+struct DotInt8 {
+  using Sum = Words;
+  struct X {
+    __m256i even, odd;
+  };
+  DSPARK_INLINE Sum start() { return zero_words(); }
+  DSPARK_INLINE X broadcast(const char* x) {
+    const __m256i all = _mm256_set1_epi32(unit_at(x));
+    const __m256i mask = _mm256_set1_epi16(0xff);
+    return {_mm256_and_si256(all, mask), _mm256_srli_epi16(all, 8)};
+  }
+  DSPARK_INLINE __m256i half(__m256i sum, X x, __m256i w) {
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8);
+    const __m256i odd = _mm256_srai_epi16(w, 8);
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x.even, even));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(x.odd, odd));
+  }
+  DSPARK_INLINE Sum step(Sum sum, X x, Words w) { return {half(sum.a, x, w.a), half(sum.b, x, w.b)}; }
+};
+#endif
+
+DSPARK_INLINE Floats finish(const Linear&, Floats sum, int64_t, int64_t, int64_t) { return sum; }
+
+DSPARK_INLINE Words load_some_words(const int32_t* p, int64_t count) {
+  int32_t values[kLanes] = {};
+  memcpy(values, p, static_cast<size_t>(count) * sizeof(int32_t));
+  return load_words(values);
+}
+
+// The 128 that was added to each input is taken off as 128 times the sum of the weights.
+DSPARK_INLINE Floats finish(const Linear& a, Words sum, int64_t token, int64_t output,
+                            int64_t count) {
+#if defined(__AVX512F__)
+  const Words shift = _mm512_slli_epi32(load_some_words(a.output_sums + output, count), 7);
+#else
+  const Words sums = load_some_words(a.output_sums + output, count);
+  const Words shift = {_mm256_slli_epi32(sums.a, 7), _mm256_slli_epi32(sums.b, 7)};
+#endif
+  const Floats value = mul(to_floats(sub_words(sum, shift)), splat(a.token_scales[token]));
+  return mul(value, load_some(a.output_scales + output, count));
+}
+
+DSPARK_INLINE void write(const Linear& a, Floats value, int64_t token, int64_t output,
+                         int64_t count) {
+  if (a.bias != nullptr) value = add(value, load_some(a.bias + output, count));
+  const int64_t at = token * a.out_stride + output;
+  if (a.out_type == Type::kBFloat16) {
+    uint16_t* out = reinterpret_cast<uint16_t*>(a.out) + at;
+    if (count == kLanes) store(out, value);
+    else store_some(out, value, count);
+  } else {
+    float* out = reinterpret_cast<float*>(a.out) + at;
+    if (count == kLanes) store(out, value);
+    else store_some(out, value, count);
+  }
+}
+
+// kTokens tokens times kGroups groups of 16 outputs; `stride` bytes from one unit to the next.
+template <class Dot, int kTokens, int kGroups>
+void tile(const Linear& a, const char* weights, int64_t stride, int64_t token, int64_t output) {
+  typename Dot::Sum sums[kTokens][kGroups];
+#pragma GCC unroll 16
+  for (int t = 0; t < kTokens; ++t)
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) sums[t][g] = Dot::start();
+
+  const char* x = a.x + token * a.x_stride;
+  for (int64_t unit = 0; unit < a.num_units; ++unit) {
+    Words w[kGroups];
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) {
+      w[g] = load_words(weights + g * kUnitBytes);
+      _mm_prefetch(weights + g * kUnitBytes + kPrefetchBytes, _MM_HINT_T0);
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) {
+      const typename Dot::X value = Dot::broadcast(x + t * a.x_stride);
+#pragma GCC unroll 4
+      for (int g = 0; g < kGroups; ++g) sums[t][g] = Dot::step(sums[t][g], value, w[g]);
+    }
+    weights += stride;
+    x += 4;
+  }
+
+#pragma GCC unroll 16
+  for (int t = 0; t < kTokens; ++t)
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) {
+      const int64_t first = output + g * kLanes;
+      const int64_t left = a.num_outputs - first;
+      const int64_t count = left < kLanes ? left : kLanes;
+      write(a, finish(a, sums[t][g], token + t, first, count), token + t, first, count);
+    }
+}
+
+template <class Dot, int kGroups>
+void tile_of(int num_tokens, const Linear& a, const char* weights, int64_t stride, int64_t token,
+             int64_t output) {
+  switch (num_tokens) {
+#define DSPARK_CASE(n)                                                           \
+  case n:                                                                        \
+    if constexpr (n <= kTileTokens)                                              \
+      return tile<Dot, n, kGroups>(a, weights, stride, token, output);           \
+    break;
+    DSPARK_CASE(1)
+    DSPARK_CASE(2)
+    DSPARK_CASE(3)
+    DSPARK_CASE(4)
+    DSPARK_CASE(5)
+    DSPARK_CASE(6)
+    DSPARK_CASE(7)
+    DSPARK_CASE(8)
+#undef DSPARK_CASE
+  }
+}
+
+template <class Dot>
+void panels(const Linear& a, int64_t panel_begin, int64_t panel_end) {
+  const int64_t num_groups = (a.num_outputs + kGroup - 1) / kGroup;
+  const int64_t num_tiles = (a.num_tokens + kTileTokens - 1) / kTileTokens;
+  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    const int64_t first_group = panel * kPanelGroups;
+    const int64_t left = num_groups - first_group;
+    const int64_t width = left < kPanelGroups ? left : kPanelGroups;
+    const char* weights = a.packed + first_group * a.num_units * kUnitBytes;
+    for (int64_t group = 0; group < width; group += kTileGroups) {
+      const int64_t output = (first_group + group) * kGroup;
+      for (int64_t i = 0; i < num_tiles; ++i) {  // tiles of equal size, give or take one token
+        const int64_t begin = i * a.num_tokens / num_tiles;
+        const int count = static_cast<int>((i + 1) * a.num_tokens / num_tiles - begin);
+        const char* first = weights + group * kUnitBytes;
+        const int64_t stride = width * kUnitBytes;
+        if (kTileGroups == 1 || width == 1) tile_of<Dot, 1>(count, a, first, stride, begin, output);
+        else if (width == 2) tile_of<Dot, kTileGroups == 1 ? 1 : 2>(count, a, first, stride, begin, output);
+        else tile_of<Dot, kTileGroups>(count, a, first, stride, begin, output);
+      }
+    }
+  }
+}
+
+template <class T>
+void quantize(const T* x, int64_t width, uint8_t* out, int64_t padded, float* scale) {
+  uint32_t largest_bits = 0;  // of non-negative floats, bits order as values do, NaN last
+  float values[kLanes];
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int64_t count = width - i < kLanes ? width - i : kLanes;
+    store(values, count == kLanes ? load(x + i) : load_some(x + i, count));
+    uint32_t bits[kLanes];
+    memcpy(bits, values, sizeof bits);
+    for (int j = 0; j < kLanes; ++j) {
+      const uint32_t magnitude = bits[j] & 0x7fffffffu;
+      largest_bits = magnitude > largest_bits ? magnitude : largest_bits;
+    }
+  }
+  float largest;
+  memcpy(&largest, &largest_bits, sizeof largest);
+  const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+  *scale = largest / 127.0f;
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int64_t count = width - i < kLanes ? width - i : kLanes;
+    const Floats y = round_even(mul(count == kLanes ? load(x + i) : load_some(x + i, count),
+                                    splat(inverse)));
+    store(values, y);
+    for (int64_t j = 0; j < count; ++j) {
+      // Not finite only if the scale is not either; any byte serves then.
+      const float v = values[j] >= -127.0f && values[j] <= 127.0f ? values[j] : 0.0f;
+      out[i + j] = static_cast<uint8_t>(static_cast<int>(v) + 128);
+    }
+  }
+  for (int64_t i = width; i < padded; ++i) out[i] = 128;
+}
+
+}  // namespace
+
+void linear(const Linear& a, int64_t panel_begin, int64_t panel_end) {
+  switch (a.weights) {
+    case Weights::kFloat32:
+      return panels<DotFloat32>(a, panel_begin, panel_end);
+    case Weights::kBFloat16:
+      return panels<DotBFloat16>(a, panel_begin, panel_end);
+    case Weights::kInt8:
+      return panels<DotInt8>(a, panel_begin, panel_end);
+  }
+}
+
+void quantize_row(Type type, const char* x, int64_t width, uint8_t* out, int64_t padded,
+                  float* scale) {
+  if (type == Type::kBFloat16)
+    quantize(reinterpret_cast<const uint16_t*>(x), width, out, padded, scale);
+  else
+    quantize(reinterpret_cast<const float*>(x), width, out, padded, scale);
+}
+
+}  // namespace DSPARK_ISA
+}  // namespace dspark

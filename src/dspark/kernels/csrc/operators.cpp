@@ -1,0 +1,621 @@
+// `torch.ops.dspark.*`: checks arguments, picks the instruction set, spreads work over threads.
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <vector>
+
+#include "kernels.h"
+
+namespace dspark {
+namespace {
+
+using at::Tensor;
+
+struct Kernels {
+  decltype(&avx2::linear) linear;
+  decltype(&avx2::quantize_row) quantize_row;
+  decltype(&avx2::attention_scratch) attention_scratch;
+  decltype(&avx2::attention_chunk) attention_chunk;
+  decltype(&avx2::attention_merge) attention_merge;
+  decltype(&avx2::attention_finish) attention_finish;
+  decltype(&avx2::rms_norm) rms_norm;
+  decltype(&avx2::silu_mul) silu_mul;
+  decltype(&avx2::rotate) rotate;
+  decltype(&avx2::argmax) argmax;
+  decltype(&avx2::gumbel_argmax) gumbel_argmax;
+};
+
+#define DSPARK_KERNELS(isa)                                                                \
+  Kernels {                                                                                \
+    isa::linear, isa::quantize_row, isa::attention_scratch, isa::attention_chunk,          \
+        isa::attention_merge, isa::attention_finish, isa::rms_norm, isa::silu_mul,         \
+        isa::rotate, isa::argmax, isa::gumbel_argmax                                       \
+  }
+
+// Least to most capable; the order is the numbering of `use_instructions`.
+constexpr Kernels kSets[] = {DSPARK_KERNELS(avx2), DSPARK_KERNELS(avx512),
+                             DSPARK_KERNELS(avx512bf16)};
+
+// Number of sets that this processor runs; 0: none.
+int64_t num_sets() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+  const bool has_avx512 =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512vnni");
+  if (!has_avx512) return 1;
+  return __builtin_cpu_supports("avx512bf16") ? 3 : 2;
+}
+
+std::atomic<int64_t> chosen_set{-1};
+
+const Kernels& kernels() {
+  int64_t set = chosen_set.load(std::memory_order_relaxed);
+  if (set < 0) {
+    set = num_sets() - 1;
+    TORCH_CHECK(set >= 0, "this processor has neither AVX2 nor FMA");
+    chosen_set.store(set, std::memory_order_relaxed);
+  }
+  return kSets[set];
+}
+
+bool is_supported() { return num_sets() > 0; }
+
+// Tests compare the instruction sets that this machine has; returns whether it has this one.
+bool use_instructions(int64_t set) {
+  if (set < 0 || set >= num_sets()) return false;
+  chosen_set.store(set);
+  return true;
+}
+
+Type type_of(const Tensor& x) {
+  TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
+              "expected float32 or bfloat16, got ", x.scalar_type());
+  return x.scalar_type() == at::kFloat ? Type::kFloat32 : Type::kBFloat16;
+}
+
+const char* bytes(const Tensor& x) { return static_cast<const char*>(x.const_data_ptr()); }
+char* mutable_bytes(const Tensor& x) { return static_cast<char*>(x.mutable_data_ptr()); }
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Values of a row per 4-byte unit.
+int64_t values_per_unit(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return 1;
+    case at::kBFloat16:
+      return 2;
+    case at::kChar:
+      return 4;
+    default:
+      TORCH_CHECK(false, "weights of dtype ", type, " cannot be packed");
+  }
+}
+
+Weights weights_of(at::ScalarType type) {
+  return type == at::kFloat      ? Weights::kFloat32
+         : type == at::kBFloat16 ? Weights::kBFloat16
+                                 : Weights::kInt8;
+}
+
+// weight [out, in] to [ceil(out / 16) * 16, padded in] in packed order.
+Tensor pack_linear(const Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2, "expected a weight [out, in], got ", weight.sizes());
+  const int64_t per_unit = values_per_unit(weight.scalar_type());
+  const int64_t size = weight.element_size();
+  const int64_t num_outputs = weight.size(0), num_inputs = weight.size(1);
+  TORCH_CHECK(num_inputs <= 65536 || per_unit != 4, "int32 sums hold at most 65536 inputs, not ",
+              num_inputs);
+  const int64_t num_groups = ceil_div(num_outputs, kGroup);
+  const int64_t num_units = ceil_div(num_inputs, per_unit);
+  const Tensor source = weight.contiguous();
+  Tensor packed = at::empty({num_groups * kGroup, num_units * per_unit}, weight.options());
+  packed.zero_();
+  const char* from = bytes(source);
+  char* to = mutable_bytes(packed);
+  at::parallel_for(0, num_groups, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t group = begin; group < end; ++group) {
+      const int64_t first = group / kPanelGroups * kPanelGroups;
+      const int64_t width = std::min(kPanelGroups, num_groups - first);
+      for (int64_t lane = 0; lane < kGroup; ++lane) {
+        const int64_t output = group * kGroup + lane;
+        if (output >= num_outputs) break;
+        for (int64_t unit = 0; unit < num_units; ++unit) {
+          const int64_t count = std::min(per_unit, num_inputs - unit * per_unit);
+          const int64_t slot =
+              first * num_units + unit * width + group - first;  // of 16 lanes of 4 bytes
+          memcpy(to + (slot * kGroup + lane) * 4,
+                 from + (output * num_inputs + unit * per_unit) * size,
+                 static_cast<size_t>(count * size));
+        }
+      }
+    }
+  });
+  return packed;
+}
+
+// x as rows, the last dimension contiguous.
+Tensor rows_of(const Tensor& x) {
+  const Tensor rows = x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
+  return rows.size(1) <= 1 || rows.stride(1) == 1 ? rows : rows.contiguous();
+}
+
+std::vector<int64_t> with_last(const Tensor& x, int64_t size) {
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = size;
+  return sizes;
+}
+
+const float* float_data(const std::optional<Tensor>& x, int64_t size, const char* name) {
+  if (!x.has_value()) return nullptr;
+  TORCH_CHECK(x->scalar_type() == at::kFloat && x->is_contiguous() && x->numel() == size, name,
+              " must be ", size, " contiguous float32 values");
+  return x->const_data_ptr<float>();
+}
+
+void run_linear(const Linear& task) {
+  const int64_t num_panels = ceil_div(task.num_outputs, kGroup * kPanelGroups);
+  const auto linear = kernels().linear;
+  at::parallel_for(0, num_panels, 1,
+                   [&](int64_t begin, int64_t end) { linear(task, begin, end); });
+}
+
+Tensor linear_packed(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias,
+                     int64_t num_outputs) {
+  TORCH_CHECK(x.scalar_type() == packed.scalar_type(), "x is ", x.scalar_type(),
+              ", but the weight ", packed.scalar_type());
+  TORCH_CHECK(x.scalar_type() != at::kChar && packed.is_contiguous());
+  const int64_t per_unit = values_per_unit(packed.scalar_type());
+  const int64_t num_units = packed.size(1) / per_unit;
+  TORCH_CHECK(x.dim() >= 1 && ceil_div(x.size(-1), per_unit) == num_units &&
+                  ceil_div(num_outputs, kGroup) * kGroup == packed.size(0),
+              "x of ", x.sizes(), " and ", num_outputs, " outputs do not fit the packed weight ",
+              packed.sizes());
+  Tensor rows = rows_of(x);
+  if (rows.size(1) % per_unit != 0) {  // the last unit needs a zero
+    Tensor padded = at::empty({rows.size(0), num_units * per_unit}, x.options());
+    padded.zero_();
+    padded.narrow(1, 0, rows.size(1)).copy_(rows);
+    rows = padded;
+  }
+  Tensor out = at::empty(with_last(x, num_outputs), x.options());
+  if (out.numel() == 0) return out;
+  Linear task = {};
+  task.weights = weights_of(packed.scalar_type());
+  task.out_type = type_of(x);
+  task.packed = bytes(packed);
+  task.num_units = num_units;
+  task.num_outputs = num_outputs;
+  task.x = bytes(rows);
+  task.x_stride = rows.stride(0) * rows.element_size();
+  task.num_tokens = rows.size(0);
+  task.bias = float_data(bias, num_outputs, "bias");
+  task.out = mutable_bytes(out);
+  task.out_stride = num_outputs;
+  run_linear(task);
+  return out;
+}
+
+Tensor linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales,
+                   const Tensor& sums, const std::optional<Tensor>& bias) {
+  const int64_t num_outputs = scales.numel();
+  const int64_t num_units = packed.size(1) / 4;
+  TORCH_CHECK(packed.scalar_type() == at::kChar && packed.is_contiguous());
+  TORCH_CHECK(sums.scalar_type() == at::kInt && sums.is_contiguous() &&
+              sums.numel() == num_outputs);
+  TORCH_CHECK(x.dim() >= 1 && ceil_div(x.size(-1), 4) == num_units &&
+                  ceil_div(num_outputs, kGroup) * kGroup == packed.size(0),
+              "x of ", x.sizes(), " and ", num_outputs, " outputs do not fit the packed weight ",
+              packed.sizes());
+  const Tensor rows = rows_of(x);
+  const Type type = type_of(x);
+  const int64_t num_tokens = rows.size(0), width = rows.size(1), padded = num_units * 4;
+  Tensor out = at::empty(with_last(x, num_outputs), x.options());
+  if (out.numel() == 0) return out;
+  Tensor quantized = at::empty({num_tokens, padded}, x.options().dtype(at::kByte));
+  Tensor token_scales = at::empty({num_tokens}, x.options().dtype(at::kFloat));
+  uint8_t* bytes_out = quantized.mutable_data_ptr<uint8_t>();
+  float* scales_out = token_scales.mutable_data_ptr<float>();
+  const char* from = bytes(rows);
+  const int64_t stride = rows.stride(0) * rows.element_size();
+  const auto quantize_row = kernels().quantize_row;
+  at::parallel_for(0, num_tokens, std::max<int64_t>(1, 32768 / std::max<int64_t>(1, width)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t n = begin; n < end; ++n)
+                       quantize_row(type, from + n * stride, width, bytes_out + n * padded,
+                                    padded, scales_out + n);
+                   });
+  Linear task = {};
+  task.weights = Weights::kInt8;
+  task.out_type = type;
+  task.packed = bytes(packed);
+  task.num_units = num_units;
+  task.num_outputs = num_outputs;
+  task.x = bytes(quantized);
+  task.x_stride = padded;
+  task.num_tokens = num_tokens;
+  task.bias = float_data(bias, num_outputs, "bias");
+  task.token_scales = scales_out;
+  task.output_scales = float_data(scales, num_outputs, "scales");
+  task.output_sums = sums.const_data_ptr<int32_t>();
+  task.out = mutable_bytes(out);
+  task.out_stride = num_outputs;
+  run_linear(task);
+  return out;
+}
+
+template <class T>
+const T* contiguous_data(const Tensor& x, int64_t size, const char* name) {
+  TORCH_CHECK(x.is_contiguous() && x.numel() >= size, name, " must hold ", size,
+              " contiguous values, got ", x.sizes());
+  return x.const_data_ptr<T>();
+}
+
+// Copies rows [G, E] of each token into the pages.
+void write_pages(const Tensor& x, const Tensor& pages, const int64_t* slots) {
+  const int64_t size = x.element_size(), page_size = pages.size(2);
+  const int64_t num_heads = x.size(1);
+  const size_t row_bytes = static_cast<size_t>(x.size(2) * size);
+  const char* from = bytes(x);
+  char* to = mutable_bytes(pages);
+  at::parallel_for(0, x.size(0), 128, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n)
+      for (int64_t g = 0; g < num_heads; ++g)
+        memcpy(to + (slots[n] / page_size * pages.stride(0) + g * pages.stride(1) +
+                     slots[n] % page_size * pages.stride(2)) *
+                        size,
+               from + (n * x.stride(0) + g * x.stride(1)) * size, row_bytes);
+  });
+}
+
+// Work of one attention call: the tiles and the chunks of positions that each of them sees.
+struct Plan {
+  struct Item {
+    int64_t tile, chunk;
+  };
+  std::vector<AttentionTile> tiles;
+  std::vector<int64_t> first_chunks, last_chunks;  // per tile, both inclusive
+  std::vector<Item> items;
+  int64_t max_rows = 0;
+  int64_t num_chunks = 0;  // of the longest tile
+};
+
+Plan plan_attention(const Attention& a, const int32_t* tables, int64_t num_requests,
+                    int64_t table_size, const int32_t* starts, int64_t num_kv_heads) {
+  Plan plan;
+  const int64_t tile_tokens = std::max<int64_t>(1, kTileRows / a.num_sharing);
+  for (int64_t r = 0; r < num_requests; ++r) {
+    const int64_t count = starts[r + 1] - starts[r];
+    const int64_t num_tiles = ceil_div(count, tile_tokens);
+    for (int64_t i = 0; i < num_tiles; ++i) {
+      const int64_t begin = starts[r] + i * tile_tokens;
+      const int64_t end = std::min<int64_t>(begin + tile_tokens, starts[r + 1]);
+      int64_t low = INT64_MAX, high = 0;
+      for (int64_t n = begin; n < end; ++n) {
+        if (a.visible[n] <= 0) continue;
+        low = std::min(low, a.window > 0 ? std::max<int64_t>(0, a.positions[n] + 1 - a.window) : 0);
+        high = std::max<int64_t>(high, a.visible[n]);
+      }
+      if (low >= high) low = high = 0;  // nobody sees anything: one empty chunk
+      const int64_t first = low / kChunk, last = std::max<int64_t>(first, (high - 1) / kChunk);
+      plan.max_rows = std::max(plan.max_rows, (end - begin) * a.num_sharing);
+      plan.num_chunks = std::max(plan.num_chunks, last - first + 1);
+      for (int64_t g = 0; g < num_kv_heads; ++g) {
+        for (int64_t chunk = first; chunk <= last; ++chunk)
+          plan.items.push_back({static_cast<int64_t>(plan.tiles.size()), chunk});
+        plan.tiles.push_back({tables + r * table_size, begin, end, g});
+        plan.first_chunks.push_back(first);
+        plan.last_chunks.push_back(last);
+      }
+    }
+  }
+  return plan;
+}
+
+// Every worker takes the next item until none is left.
+template <class F>
+void share(int64_t num_items, int64_t num_workers, const F& work) {
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, num_workers, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t worker = begin; worker < end; ++worker)
+      for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < num_items;)
+        work(item, worker);
+  });
+}
+
+// Adds up a row's partials over the chunks that the row sees, in order, and writes the result.
+// Rows of a tile may see fewer chunks than the tile: those chunks do not take part.
+void finish_row(const Kernels& k, const Attention& a, const Plan& plan, int64_t tile, int64_t row,
+                float* partials, int64_t chunk_stride) {
+  const AttentionTile& t = plan.tiles[static_cast<size_t>(tile)];
+  const int64_t token = t.token_begin + row / a.num_sharing;
+  const int64_t first_of_tile = plan.first_chunks[static_cast<size_t>(tile)];
+  const int64_t low =
+      a.window > 0 ? std::max<int64_t>(0, a.positions[token] + 1 - a.window) : 0;
+  const int64_t high = a.visible[token];
+  const int64_t first = low < high ? low / kChunk : first_of_tile;
+  const int64_t last = low < high ? (high - 1) / kChunk : first_of_tile;
+  float* state = partials + (first - first_of_tile) * chunk_stride;
+  for (int64_t chunk = first + 1; chunk <= last; ++chunk)
+    k.attention_merge(a, state, partials + (chunk - first_of_tile) * chunk_stride);
+  k.attention_finish(a, state, token, t.kv_head * a.num_sharing + row % a.num_sharing);
+}
+
+constexpr int64_t kMaxPartials = int64_t{1} << 23;  // floats held at a time, 32 MiB
+
+void run_attention(const Attention& a, const Plan& plan, const at::TensorOptions& options) {
+  const Kernels& k = kernels();
+  const int64_t num_tiles = static_cast<int64_t>(plan.tiles.size());
+  const int64_t num_items = static_cast<int64_t>(plan.items.size());
+  const int64_t num_workers = std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), num_items));
+  const int64_t scratch_size = k.attention_scratch(a, plan.max_rows);
+  const int64_t row_size = partial_size(a.head_dim);
+  const int64_t chunk_size = plan.max_rows * row_size;
+  const int64_t tile_size = plan.num_chunks * chunk_size;
+  // Groups of tiles whose partials fit into memory together; usually one.
+  const int64_t group = std::clamp<int64_t>(kMaxPartials / std::max<int64_t>(1, tile_size), 1, num_tiles);
+  const Tensor scratch = at::empty({num_workers * scratch_size + group * tile_size},
+                                   options.dtype(at::kFloat));
+  float* memory = scratch.mutable_data_ptr<float>();
+  float* partials = memory + num_workers * scratch_size;
+  int64_t item_begin = 0;
+  for (int64_t tile_begin = 0; tile_begin < num_tiles; tile_begin += group) {
+    const int64_t tile_end = std::min(num_tiles, tile_begin + group);
+    int64_t item_end = item_begin;
+    while (item_end < num_items && plan.items[static_cast<size_t>(item_end)].tile < tile_end)
+      ++item_end;
+    share(item_end - item_begin, num_workers, [&](int64_t i, int64_t worker) {
+      const Plan::Item item = plan.items[static_cast<size_t>(item_begin + i)];
+      float* out = partials + (item.tile - tile_begin) * tile_size +
+                   (item.chunk - plan.first_chunks[static_cast<size_t>(item.tile)]) * chunk_size;
+      k.attention_chunk(a, plan.tiles[static_cast<size_t>(item.tile)], item.chunk,
+                        memory + worker * scratch_size, out, row_size);
+    });
+    at::parallel_for(tile_begin, tile_end, 8, [&](int64_t begin, int64_t end) {
+      for (int64_t tile = begin; tile < end; ++tile) {
+        const AttentionTile& t = plan.tiles[static_cast<size_t>(tile)];
+        const int64_t num_rows = (t.token_end - t.token_begin) * a.num_sharing;
+        for (int64_t row = 0; row < num_rows; ++row)
+          finish_row(k, a, plan, tile, row,
+                     partials + (tile - tile_begin) * tile_size + row * row_size, chunk_size);
+      }
+    });
+    item_begin = item_end;
+  }
+}
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_pages,
+                 const Tensor& v_pages, const Tensor& block_tables, const Tensor& query_starts,
+                 const Tensor& visible, const Tensor& positions, const Tensor& slots,
+                 int64_t /*max_visible*/, double scale, std::optional<int64_t> window,
+                 std::optional<double> softcap, const std::optional<Tensor>& sinks) {
+  const int64_t num_tokens = q.size(0), num_heads = q.size(1), head_dim = q.size(2);
+  const int64_t num_kv_heads = k_pages.size(1), page_size = k_pages.size(2);
+  TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && k_pages.dim() == 4 && block_tables.dim() == 2);
+  TORCH_CHECK(k.sizes() == v.sizes() && k_pages.sizes() == v_pages.sizes() &&
+              k.size(0) == num_tokens && k.size(1) == num_kv_heads && k.size(2) == head_dim &&
+              k_pages.size(3) == head_dim && num_heads % num_kv_heads == 0,
+              "q ", q.sizes(), ", k ", k.sizes(), " and pages ", k_pages.sizes(),
+              " do not fit each other");
+  for (const Tensor& x : {k, v, k_pages, v_pages})
+    TORCH_CHECK(x.scalar_type() == q.scalar_type() && (x.stride(-1) == 1 || head_dim == 1),
+                "q, k, v and pages must share a dtype and be contiguous in the last dimension");
+  const Tensor queries = q.stride(2) == 1 || head_dim == 1 ? q : q.contiguous();
+  Tensor out = at::empty(q.sizes(), q.options());
+  if (num_tokens == 0) return out;
+
+  const int64_t num_requests = query_starts.numel() - 1, table_size = block_tables.size(1);
+  const int64_t* slot = contiguous_data<int64_t>(slots, num_tokens, "slots_N");
+  const int32_t* starts = contiguous_data<int32_t>(query_starts, 2, "query_starts_R1");
+  const int32_t* tables =
+      contiguous_data<int32_t>(block_tables, num_requests * table_size, "block_tables_RP");
+  Attention a = {};
+  a.type = type_of(q);
+  a.visible = contiguous_data<int32_t>(visible, num_tokens, "visible_N");
+  a.positions = contiguous_data<int64_t>(positions, num_tokens, "positions_N");
+
+  const int64_t num_slots = k_pages.size(0) * page_size;
+  for (int64_t n = 0; n < num_tokens; ++n)
+    TORCH_CHECK(slot[n] >= 0 && slot[n] < num_slots, "slot ", slot[n], " is not among ", num_slots);
+  TORCH_CHECK(starts[0] == 0 && starts[num_requests] == num_tokens,
+              "query_starts_R1 must run from 0 to the number of tokens, ", num_tokens);
+  for (int64_t r = 0; r < num_requests; ++r) {
+    TORCH_CHECK(starts[r] <= starts[r + 1], "query_starts_R1 must not fall");
+    int64_t longest = 0;
+    for (int64_t n = starts[r]; n < starts[r + 1]; ++n)
+      longest = std::max<int64_t>(longest, a.visible[n]);
+    TORCH_CHECK(longest <= table_size * page_size, longest, " visible positions, but pages for ",
+                table_size * page_size);
+    for (int64_t p = 0; p < ceil_div(longest, page_size); ++p) {
+      const int64_t page = tables[r * table_size + p];
+      TORCH_CHECK(page >= 0 && page < k_pages.size(0), "page ", page, " does not exist");
+    }
+  }
+
+  write_pages(k, k_pages, slot);
+  write_pages(v, v_pages, slot);
+
+  a.q = bytes(queries);
+  a.k_pages = bytes(k_pages);
+  a.v_pages = bytes(v_pages);
+  a.out = mutable_bytes(out);
+  for (int i = 0; i < 2; ++i) {
+    a.q_strides[i] = queries.stride(i);
+    a.out_strides[i] = out.stride(i);
+  }
+  for (int i = 0; i < 3; ++i) {
+    a.k_strides[i] = k_pages.stride(i);
+    a.v_strides[i] = v_pages.stride(i);
+  }
+  a.page_size = page_size;
+  a.head_dim = head_dim;
+  a.num_sharing = num_heads / num_kv_heads;
+  a.window = window.value_or(0);
+  a.scale = static_cast<float>(scale);
+  a.softcap = static_cast<float>(softcap.value_or(0.0));
+  std::optional<Tensor> sinks_float;
+  if (sinks.has_value()) sinks_float = sinks->to(at::kFloat).contiguous();
+  a.sinks = float_data(sinks_float, num_heads, "sinks_H");
+  TORCH_CHECK(!window.has_value() || *window > 0, "window is ", *window);
+  const Plan plan = plan_attention(a, tables, num_requests, table_size, starts, num_kv_heads);
+  run_attention(a, plan, q.options());
+  return out;
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  const Type type = type_of(x);
+  const int64_t width = x.size(-1);
+  TORCH_CHECK(weight.scalar_type() == x.scalar_type() && weight.is_contiguous() &&
+              weight.numel() == width, "weight must be ", width, " values of the dtype of x");
+  const Tensor rows = rows_of(x);
+  Tensor out = at::empty(x.sizes(), x.options());
+  const int64_t size = x.element_size(), stride = rows.stride(0) * size;
+  const char* from = bytes(rows);
+  const char* scale = bytes(weight);
+  char* to = mutable_bytes(out);
+  const auto norm = kernels().rms_norm;
+  at::parallel_for(0, rows.size(0), std::max<int64_t>(1, 32768 / std::max<int64_t>(1, width)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t n = begin; n < end; ++n)
+                       norm(type, from + n * stride, scale, to + n * width * size, width,
+                            static_cast<float>(eps));
+                   });
+  return out;
+}
+
+Tensor silu_mul(const Tensor& gate_up) {
+  const Type type = type_of(gate_up);
+  TORCH_CHECK(gate_up.size(-1) % 2 == 0, "expected gate and up side by side, got ", gate_up.sizes());
+  const int64_t width = gate_up.size(-1) / 2;
+  const Tensor rows = rows_of(gate_up);
+  Tensor out = at::empty(with_last(gate_up, width), gate_up.options());
+  const int64_t size = gate_up.element_size(), stride = rows.stride(0) * size;
+  const char* from = bytes(rows);
+  char* to = mutable_bytes(out);
+  const auto gate = kernels().silu_mul;
+  at::parallel_for(0, rows.size(0), std::max<int64_t>(1, 8192 / std::max<int64_t>(1, width)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t n = begin; n < end; ++n)
+                       gate(type, from + n * stride, to + n * width * size, width);
+                   });
+  return out;
+}
+
+void rotary(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin) {
+  const int64_t num_tokens = q.size(0), rotary_dim = cos.size(-1);
+  TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && k.size(0) == num_tokens &&
+              q.scalar_type() == k.scalar_type());
+  TORCH_CHECK(cos.dim() == 2 && cos.sizes() == sin.sizes() && cos.size(0) == num_tokens &&
+              cos.scalar_type() == sin.scalar_type() && cos.is_contiguous() &&
+              sin.is_contiguous(), "cos and sin must be contiguous tables [N, rotary_dim]");
+  TORCH_CHECK(rotary_dim % 2 == 0 && rotary_dim <= q.size(2) && rotary_dim <= k.size(2) &&
+              q.stride(2) == 1 && k.stride(2) == 1, "q and k must be contiguous in the last "
+              "dimension, which must hold ", rotary_dim, " values");
+  const Type type = type_of(q), table_type = type_of(cos);
+  const int64_t table_bytes = rotary_dim * cos.element_size();
+  const auto rotate = kernels().rotate;
+  for (const Tensor& x : {q, k}) {
+    char* data = mutable_bytes(x);
+    const int64_t size = x.element_size();
+    at::parallel_for(0, num_tokens, 64, [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n)
+        for (int64_t h = 0; h < x.size(1); ++h)
+          rotate(type, data + (n * x.stride(0) + h * x.stride(1)) * size, table_type,
+                 bytes(cos) + n * table_bytes, bytes(sin) + n * table_bytes, rotary_dim);
+    });
+  }
+}
+
+Tensor argmax(const Tensor& x) {
+  TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, "expected rows of scores, got ", x.sizes());
+  const Tensor rows = rows_of(x);
+  const Type type = type_of(x);
+  Tensor out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
+  int64_t* to = out.mutable_data_ptr<int64_t>();
+  const char* from = bytes(rows);
+  const int64_t stride = rows.stride(0) * rows.element_size(), width = rows.size(1);
+  const auto find = kernels().argmax;
+  at::parallel_for(0, rows.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) to[n] = find(type, from + n * stride, width);
+  });
+  return out;
+}
+
+uint64_t mix64(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+// `row_keys` of dspark.algorithms.noise for its stream TOKEN.
+uint64_t noise_key(int64_t seed, int64_t position) {
+  constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u, kStream = 1;
+  const uint64_t z = mix64(static_cast<uint64_t>(seed) + kGolden * kStream);
+  return mix64(z + (static_cast<uint64_t>(position) + 1) * kGolden);
+}
+
+Tensor gumbel_argmax(const Tensor& scores, const Tensor& seeds, const Tensor& positions,
+                     const std::optional<Tensor>& token_ids) {
+  TORCH_CHECK(scores.dim() == 2 && scores.size(1) > 0 && scores.scalar_type() == at::kFloat,
+              "expected float32 rows of scores, got ", scores.sizes());
+  const Tensor rows = rows_of(scores);
+  const int64_t width = rows.size(1);
+  const int64_t* seed = contiguous_data<int64_t>(seeds, rows.size(0), "seeds_N");
+  const int64_t* position = contiguous_data<int64_t>(positions, rows.size(0), "positions_N");
+  const int64_t* tokens =
+      token_ids.has_value() ? contiguous_data<int64_t>(*token_ids, width, "token_ids_V") : nullptr;
+  Tensor out = at::empty({rows.size(0)}, scores.options().dtype(at::kLong));
+  int64_t* to = out.mutable_data_ptr<int64_t>();
+  const float* from = rows.const_data_ptr<float>();
+  const int64_t stride = rows.stride(0);
+  const auto draw = kernels().gumbel_argmax;
+  at::parallel_for(0, rows.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const int64_t column = draw(from + n * stride, width, noise_key(seed[n], position[n]), tokens);
+      to[n] = tokens == nullptr ? column : tokens[column];
+    }
+  });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(dspark, m) {
+  m.def("is_supported() -> bool", is_supported);
+  m.def("use_instructions(int set) -> bool", use_instructions);
+  m.def("pack_linear(Tensor weight) -> Tensor");
+  m.def("linear_packed(Tensor x, Tensor packed, Tensor? bias, SymInt num_outputs) -> Tensor");
+  m.def(
+      "linear_int8(Tensor x, Tensor packed, Tensor scales, Tensor sums, Tensor? bias) -> Tensor");
+  m.def(
+      "attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, "
+      "Tensor block_tables, Tensor query_starts, Tensor visible, Tensor positions, Tensor slots, "
+      "SymInt max_visible, float scale, int? window, float? softcap, Tensor? sinks) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("silu_mul(Tensor gate_up) -> Tensor");
+  m.def("rotary(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin) -> ()");
+  m.def("argmax(Tensor x) -> Tensor");
+  m.def(
+      "gumbel_argmax(Tensor scores, Tensor seeds, Tensor positions, Tensor? token_ids) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(dspark, CPU, m) {
+  m.impl("pack_linear", pack_linear);
+  m.impl("linear_packed", linear_packed);
+  m.impl("linear_int8", linear_int8);
+  m.impl("attention", attention);
+  m.impl("rms_norm", rms_norm);
+  m.impl("silu_mul", silu_mul);
+  m.impl("rotary", rotary);
+  m.impl("argmax", argmax);
+  m.impl("gumbel_argmax", gumbel_argmax);
+}
+
+}  // namespace dspark
