@@ -24,6 +24,8 @@ unsigned and wraps; `>>` shifts zeros in.
 depend on whose logarithm computed it.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -42,6 +44,39 @@ class Stream(IntEnum):
     ACCEPT = 3  # the uniform of the accept test, maximal coupling
     TARGET = 4  # draw from the residual or the target, maximal coupling
     ROUND = 5  # seeds of the rounds of one request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundNoise:
+    """The randomness of one round of R requests, as counters; all int64 [R].
+
+    `position_R` is the absolute position of the first drafted token (the anchor's plus 1).
+    """
+
+    seed_R: Tensor
+    position_R: Tensor
+    round_R: Tensor  # rounds that the request has had before
+
+    def pick(self, requests: Sequence[int]) -> "RoundNoise":
+        """The noise of these requests, in this order; a request may come several times."""
+        index = torch.tensor(list(requests), dtype=torch.int64, device=self.seed_R.device)
+        return RoundNoise(
+            seed_R=self.seed_R[index],
+            position_R=self.position_R[index],
+            round_R=self.round_R[index],
+        )
+
+    def token_keys(self, slot: int | Tensor) -> Tensor:
+        """Keys of the Gumbel noise shared at `slot` (one, or one per request), the same in any
+        round: int64 [R]."""
+        return row_keys(self.seed_R, self.position_R + slot, Stream.TOKEN)
+
+    def uniforms(self, stream: Stream, *, slots: range) -> Tensor:
+        """Uniforms of this round alone, float64 [R, len(slots)]; see `round_seeds`."""
+        seed_R1 = round_seeds(self.seed_R, self.round_R)[:, None]
+        slot_J = torch.tensor(slots, dtype=torch.int64, device=seed_R1.device)
+        key_RJ = row_keys(seed_R1, self.position_R[:, None] + slot_J, stream)
+        return uniform(key_RJ.flatten()).view(key_RJ.shape)
 
 
 def row_keys(seed_R: Tensor, position_R: Tensor, stream: Stream) -> Tensor:

@@ -1,0 +1,204 @@
+"""From logits to a token: the request's own processing of each row, probabilities, draws.
+It knows rows of mixed requests; it knows neither model nor where randomness is kept.
+
+Order of processing: logit bias, bad words, min_tokens, penalties (`logit_state`), temperature,
+top-k, top-p, min-p (`filters`), softmax. Everything after the model is float32, draws sum and
+compare in float64. A greedy row is one-hot: its argmax, equal logits by lowest id.
+Letters: N rows, V the target's vocabulary or the drafter's columns, R rows picked out.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from dspark.algorithms.draft_vocabulary import DraftVocabulary
+from dspark.algorithms.filters import Filter, filter_scores, keep_leading
+from dspark.algorithms.logit_state import LogitState
+from dspark.algorithms.noise import gumbel
+from dspark.core import SamplingParams, TokenLogprobs
+from dspark.errors import NumericsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowContext:
+    """Where a row stands: after the committed answer of `state` and `drafted` in this round."""
+
+    state: LogitState
+    drafted: Sequence[int] = ()
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request's own options."""
+        return self.state.params
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScores:
+    """Processed logits of N rows: log-probabilities up to a constant per row.
+
+    `scores_NV` may be the very logits given and is read-only. Sampling rows are float32 with
+    maximum 0 and -inf outside the support. Greedy rows are the processed logits (up to that
+    constant), for log-probabilities; their distribution is the one-hot at `best_N`.
+    `impossible` names rows in which every token is banned; they hold a uniform stand-in, so
+    that a draft behind them costs nothing, and `acceptance.accept` refuses to emit from them.
+    """
+
+    scores_NV: Tensor
+    best_N: Tensor  # int64, lowest index of the row's maximum
+    rows: Sequence[RowContext]
+    impossible: Sequence[int] = ()
+
+    def probs(self, rows: Sequence[int] | None = None) -> Tensor:
+        """Float32 distributions [R, V] of `rows` (all by default): one-hot for greedy rows."""
+        picked = range(len(self.rows)) if rows is None else rows
+        scores_RV = self.scores_NV if rows is None else self.scores_NV[list(rows)]
+        greedy = [r for r, n in enumerate(picked) if self.rows[n].params.is_greedy]
+        probs_RV = scores_RV.to(torch.float32).softmax(-1)
+        if greedy:
+            best_G = self.best_N[[picked[r] for r in greedy]]
+            probs_RV[greedy] = 0.0
+            probs_RV[greedy, best_G] = 1.0
+        return probs_RV
+
+
+def process_logits(
+    logits_NV: Tensor, rows: Sequence[RowContext], *, vocabulary: DraftVocabulary | None = None
+) -> TokenScores:
+    """Applies each row's request to its logits; `logits_NV` (any float type) is not changed.
+
+    With `vocabulary` the columns are a drafter's, and q receives the request's options as p
+    does. Rows of one request that follow one another are processed together. Raises
+    `NumericsError` naming the request whose logits are not finite.
+    """
+    assert len(logits_NV) == len(rows), "one context per row of logits"
+    is_shaped = any(row.state.shapes_logits for row in rows)
+    if not is_shaped and all(row.params.is_greedy for row in rows):
+        max_N, best_N = logits_NV.max(-1)
+        impossible = _check_maxima(max_N, rows)
+        return TokenScores(scores_NV=logits_NV, best_N=best_N, rows=rows, impossible=impossible)
+    scores_NV = logits_NV.to(torch.float32, copy=True)
+    if is_shaped:
+        _shape_(scores_NV, rows, vocabulary)
+    max_N, best_N = scores_NV.max(-1)
+    impossible = _check_maxima(max_N, rows)
+    if impossible:
+        scores_NV[impossible] = 0.0
+        max_N[impossible] = 0.0
+    # Shifted before it is divided: near the maximum the difference of two floats is exact,
+    # so that small temperatures do not magnify a rounding.
+    scores_NV -= max_N[:, None]
+    _divide_by_temperature_(scores_NV, rows)
+    for item, indices in _rows_by_filter(rows).items():
+        if len(indices) == len(rows):
+            scores_NV = filter_scores(scores_NV, item)
+        else:
+            scores_NV[indices] = filter_scores(scores_NV[indices], item)
+    return TokenScores(scores_NV=scores_NV, best_N=best_N, rows=rows, impossible=impossible)
+
+
+def draw_categorical(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    """One index per row by the inverse of the cumulative distribution: int64 [R].
+
+    Weights need not sum to 1, but each row needs some mass; weight 0 is never drawn for a
+    uniform in [0, 1).
+    """
+    cumulative_RV = probs_RV.cumsum(-1, dtype=torch.float64)
+    threshold_R1 = uniform_R.to(torch.float64)[:, None] * cumulative_RV[:, -1:]
+    return torch.searchsorted(cumulative_RV, threshold_R1, right=True)[:, 0]
+
+
+def draw_shared(scores_RV: Tensor, key_R: Tensor, token_V: Tensor | None = None) -> Tensor:
+    """argmax(score + g) per row, a draw from softmax(score): int64 indices [R].
+
+    The noise belongs to (key, token), so that drafter and target meet at equal keys. `token_V`
+    are the target ids of the columns, `None` for the target itself.
+    """
+    if token_V is None:
+        token_V = torch.arange(scores_RV.shape[1], dtype=torch.int32, device=scores_RV.device)
+    # A few rows at a time: float64 noise of a large batch would not stay in the cache.
+    num_rows = max(1, 2**17 // scores_RV.shape[1])
+    winners = [
+        (gumbel(key_r, token_V) + scores_rV).max(-1).indices
+        for scores_rV, key_r in zip(
+            torch.split(scores_RV, num_rows), torch.split(key_R, num_rows), strict=True
+        )
+    ]
+    return torch.cat(winners)
+
+
+def token_logprobs(
+    scores: TokenScores, *, rows: Sequence[int], tokens: Sequence[int], num_top: int
+) -> list[TokenLogprobs]:
+    """Log-probabilities of `tokens[i]` and the `num_top` most likely tokens in row `rows[i]`.
+
+    They are those of the processed distribution, filters included, and tokens outside its
+    support are left out of `top`. Greedy rows show the processed logits at temperature 1,
+    because the one-hot would say nothing.
+    """
+    logprobs_RV = scores.scores_NV[list(rows)].to(torch.float32).log_softmax(-1)
+    num_kept = min(num_top, logprobs_RV.shape[1])
+    result = []
+    for logprobs_V, token in zip(logprobs_RV, tokens, strict=True):
+        top: list[tuple[int, float]] = []
+        if num_kept:
+            last_1 = logprobs_V.topk(num_kept).values[-1:]
+            num_kept_1 = torch.tensor([num_kept], device=last_1.device)
+            ids = keep_leading(logprobs_V[None], num_kept_1, last_1)[0].nonzero()[:, 0].tolist()
+            ranked = sorted(zip(ids, logprobs_V[ids].tolist(), strict=True), key=lambda it: -it[1])
+            top = [(token_id, value) for token_id, value in ranked if value > -math.inf]
+        result.append(TokenLogprobs(chosen=float(logprobs_V[token]), top=top))
+    return result
+
+
+def _shape_(
+    scores_NV: Tensor, rows: Sequence[RowContext], vocabulary: DraftVocabulary | None
+) -> None:
+    start = 0
+    for state, group in _runs_of_one_request(rows):
+        end = start + len(group)
+        if state.shapes_logits:
+            state.shape_(scores_NV[start:end], [row.drafted for row in group], vocabulary)
+        start = end
+
+
+def _runs_of_one_request(
+    rows: Sequence[RowContext],
+) -> Iterator[tuple[LogitState, list[RowContext]]]:
+    for _, group in groupby(rows, key=lambda row: id(row.state)):
+        members = list(group)
+        yield members[0].state, members
+
+
+def _check_maxima(max_N: Tensor, rows: Sequence[RowContext]) -> list[int]:
+    """Rows without a possible token (maximum -inf); NaN and +inf raise."""
+    if bool(max_N.isfinite().all()):
+        return []
+    impossible = []
+    for n, value in enumerate(max_N.tolist()):
+        if value == -math.inf:
+            impossible.append(n)
+        elif not math.isfinite(value):
+            raise NumericsError(
+                f"Request {rows[n].state.request_id!r} has a logit of {value}, so its next token "
+                "is undefined; check the model's weights and dtype."
+            )
+    return impossible
+
+
+def _divide_by_temperature_(scores_NV: Tensor, rows: Sequence[RowContext]) -> None:
+    temperatures = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
+    if any(temperature != 1.0 for temperature in temperatures):
+        scores_NV /= torch.tensor(temperatures, device=scores_NV.device)[:, None]
+
+
+def _rows_by_filter(rows: Sequence[RowContext]) -> dict[Filter, list[int]]:
+    by_filter: dict[Filter, list[int]] = {}
+    for n, row in enumerate(rows):
+        item = Filter.of(row.params)
+        if not row.params.is_greedy and not item.keeps_all:
+            by_filter.setdefault(item, []).append(n)
+    return by_filter

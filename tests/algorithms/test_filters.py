@@ -1,0 +1,112 @@
+"""Top-k, top-p and min-p against a plain full sort, ties included."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dspark.algorithms.filters import Filter, filter_scores
+from dspark.core import SamplingParams
+
+
+def kept_by_full_sort(scores: list[float], tokens: Filter) -> set[int]:
+    ranking = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
+    if tokens.top_k is not None:
+        ranking = ranking[: tokens.top_k]
+    masses = {token: math.exp(scores[token] - scores[ranking[0]]) for token in ranking}
+    total, before, kept = sum(masses[token] for token in ranking), 0.0, []
+    for token in ranking:
+        if tokens.top_p < 1.0 and before >= tokens.top_p * total:
+            break
+        kept.append(token)
+        before += masses[token]
+    return {token for token in kept if masses[token] >= tokens.min_p and scores[token] > -math.inf}
+
+
+def kept_by_filter(scores: list[float], tokens: Filter, **sizes) -> set[int]:
+    scores_V = torch.tensor([scores], dtype=torch.float32)
+    result_V = filter_scores(scores_V, tokens, **sizes)[0]
+    kept = result_V > -math.inf
+    assert torch.equal(result_V[kept], scores_V[0][kept])
+    return set(kept.nonzero()[:, 0].tolist())
+
+
+# Quarters of powers of e are exact scores whose masses never meet a threshold by chance.
+score_rows = st.lists(
+    st.one_of(st.integers(-12, 0).map(lambda x: x / 4), st.just(-math.inf)), min_size=1, max_size=40
+).map(lambda row: [0.0, *row])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    scores=score_rows,
+    top_k=st.one_of(st.none(), st.integers(1, 50)),
+    top_p=st.one_of(st.just(1.0), st.floats(0.01, 0.99).map(lambda x: round(x, 3) + 1.7e-4)),
+    min_p=st.one_of(st.just(0.0), st.floats(0.01, 0.99).map(lambda x: round(x, 3) + 1.7e-4)),
+    sizes=st.sampled_from([(64, 1024), (1, 3), (), (5,)]),
+)
+def test_any_filter_keeps_what_a_full_sort_keeps(scores, top_k, top_p, min_p, sizes):
+    """UC-034; most rows hold ties, and ties go by lowest id."""
+    tokens = Filter(top_k=top_k, top_p=min(top_p, 1.0), min_p=min_p)
+    assert kept_by_filter(scores, tokens, lead_sizes=sizes) == kept_by_full_sort(scores, tokens)
+
+
+def test_top_k_keeps_exactly_k_even_when_all_scores_tie():
+    assert kept_by_filter([0.0] * 9, Filter(top_k=4)) == {0, 1, 2, 3}
+    assert kept_by_filter([-1.0, 0.0, -1.0, -1.0], Filter(top_k=2)) == {0, 1}
+
+
+def test_top_p_keeps_the_first_of_equals_when_it_is_tiny():
+    assert kept_by_filter([-1.0, 0.0, 0.0, 0.0], Filter(top_p=1e-6)) == {1}
+
+
+def test_top_p_keeps_the_token_that_crosses_the_mass():
+    probs = [0.5, 0.3, 0.2]
+    scores = [math.log(p / 0.5) for p in probs]
+    assert kept_by_filter(scores, Filter(top_p=0.49)) == {0}
+    assert kept_by_filter(scores, Filter(top_p=0.51)) == {0, 1}
+    assert kept_by_filter(scores, Filter(top_p=0.81)) == {0, 1, 2}
+
+
+def test_top_p_applies_to_what_top_k_left():
+    scores = [math.log(p / 0.4) for p in (0.4, 0.2, 0.2, 0.2)]
+    # Of the two kept by top-k the first holds two thirds.
+    assert kept_by_filter(scores, Filter(top_k=2, top_p=0.6)) == {0}
+    assert kept_by_filter(scores, Filter(top_p=0.6 + 1e-3)) == {0, 1, 2}
+
+
+def test_min_p_is_relative_to_the_most_likely_token_and_keeps_equals():
+    scores = [math.log(p / 0.4) for p in (0.4, 0.25, 0.25, 0.1)]
+    assert kept_by_filter(scores, Filter(min_p=0.5)) == {0, 1, 2}
+    assert kept_by_filter([0.0, -1.0, 0.0], Filter(min_p=1.0)) == {0, 2}
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_a_row_does_not_depend_on_its_batch_mates(size: int):
+    """Rows of one batch need different numbers of leading tokens."""
+    generator = torch.Generator().manual_seed(3)
+    scores_FV = torch.randn(7, 5000, generator=generator) * torch.tensor(
+        [[0.01], [0.1], [0.5], [1.0], [2.0], [4.0], [8.0]]
+    )
+    scores_FV -= scores_FV.amax(-1, keepdim=True)
+    for tokens in (Filter(top_p=0.9), Filter(top_k=30, top_p=0.9), Filter(top_k=30)):
+        whole_FV = filter_scores(scores_FV, tokens)
+        parts = [filter_scores(part, tokens) for part in torch.split(scores_FV, size)]
+        assert torch.equal(torch.cat(parts), whole_FV)
+
+
+def test_the_scores_given_are_not_changed():
+    scores_FV = torch.tensor([[0.0, -1.0, -2.0]])
+    before = scores_FV.clone()
+    for tokens in (Filter(), Filter(top_k=1), Filter(top_p=0.1), Filter(min_p=0.9)):
+        filter_scores(scores_FV, tokens).fill_(7.0)
+        assert torch.equal(scores_FV, before)
+
+
+def test_filters_come_from_a_requests_options():
+    params = SamplingParams(top_k=3, top_p=0.5, min_p=0.1)
+    assert Filter.of(params) == Filter(top_k=3, top_p=0.5, min_p=0.1)
+    assert Filter.of(SamplingParams()).keeps_all
+    assert not Filter.of(params).keeps_all
