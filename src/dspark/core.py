@@ -152,11 +152,12 @@ class DraftBlock:
 
     `tokens_RK` int64, TARGET ids. `probs_RKS` float32: the very distributions the tokens were
     drawn from (method section 4: the same tensor serves drawing and ratio), over the draft
-    vocabulary. `confidence_RK` float32 logits of c_k, `None` for a drafter without that head.
+    vocabulary; `None` where no request uses maximal coupling, which alone asks for them.
+    `confidence_RK` float32 logits of c_k, `None` for a drafter without that head.
     """
 
     tokens_RK: Tensor
-    probs_RKS: Tensor
+    probs_RKS: Tensor | None
     confidence_RK: Tensor | None
 
 
@@ -189,6 +190,8 @@ class RoundResult:
     """Drafted tokens that were verified."""
     num_accepted: int
     """Drafted tokens that were committed."""
+    is_prefill: bool
+    """The first token of the answer: the prompt's own pass gave it, it is not a round."""
     finish_reason: FinishReason | None
 
 
@@ -236,5 +239,5 @@ def resolve_dtype(name: str) -> torch.dtype:
 
 def _has_bf16() -> bool:
     if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return bool(torch.cuda.is_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

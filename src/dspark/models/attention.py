@@ -75,7 +75,7 @@ def layout_arguments(layout: AttentionLayout) -> dict[str, Tensor]:
 
 def bind_pages(module: nn.Module, keys: Tensor, values: Tensor) -> None:
     """Give an attention module the pages of its layer."""
-    module.dspark_keys, module.dspark_values = keys, values  # type: ignore[assignment]
+    module.dspark_keys, module.dspark_values = keys, values
 
 
 def register() -> None:
@@ -105,6 +105,8 @@ def paged_attention(
         return probe.record(module, query, key, value, sliding_window=sliding_window), None
     block_tables_RP = kwargs["block_tables_RP"]
     keys, values = module.dspark_keys, module.dspark_values
+    assert isinstance(keys, Tensor)
+    assert isinstance(values, Tensor)
     out_NHE = attention(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),

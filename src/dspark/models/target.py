@@ -38,7 +38,7 @@ class TargetSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOutput:
-    """`hidden_ND`: last hidden state after the final norm. `taps_NM`: tapped layers side by side."""
+    """`hidden_ND`: last hidden state after the final norm. `taps_NM`: the tapped layers' outputs."""
 
     hidden_ND: Tensor
     taps_NM: Tensor

@@ -1,0 +1,58 @@
+"""Flattening: runs of tokens of several requests become one ragged step, nothing padded.
+
+It knows slots and positions, no model and no sampling.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dspark.core import AttentionLayout
+from dspark.engine.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """`num_tokens` consecutive positions of one slot, from `start` on."""
+
+    slot: int
+    start: int
+    num_tokens: int
+
+
+def layout_of(
+    runs: Sequence[Run], cache: KVCache, *, device: torch.device, is_two_way: bool = False
+) -> AttentionLayout:
+    """The layout of a step made of these runs, one row of the block tables for each.
+
+    Causal by default; `is_two_way`: all tokens of a run see the whole run (the drafter's block).
+    At least two rows and two pages are described, the spare ones empty, so that a compiled
+    graph sees no dimension of size one but the tokens.
+    """
+    counts = np.array([run.num_tokens for run in runs], dtype=np.int64)
+    starts = np.array([run.start for run in runs], dtype=np.int64)
+    slots = np.array([run.slot for run in runs], dtype=np.int64)
+    ends = starts + counts
+    first = np.concatenate([[0], np.cumsum(counts)])
+    total = int(first[-1])
+    positions_N = np.arange(total) + np.repeat(starts - first[:-1], counts)
+    visible_N = np.repeat(ends, counts) if is_two_way else positions_N + 1
+    max_visible = int(ends.max())
+    num_rows = max(2, len(runs))
+    num_columns = max(2, cache.pages_for(max_visible))
+    tables_RP = np.zeros((num_rows, num_columns), dtype=np.int32)
+    tables = cache.tables(slots, num_positions=max_visible)
+    tables_RP[: len(runs), : tables.shape[1]] = tables
+    query_starts_R1 = np.full(num_rows + 1, total, dtype=np.int32)
+    query_starts_R1[: len(runs) + 1] = first
+    places_N = cache.places(np.repeat(slots, counts), positions_N)
+    return AttentionLayout(
+        block_tables_RP=torch.from_numpy(tables_RP).to(device),
+        query_starts_R1=torch.from_numpy(query_starts_R1).to(device),
+        visible_N=torch.from_numpy(visible_N.astype(np.int32)).to(device),
+        positions_N=torch.from_numpy(positions_N).to(device),
+        slots_N=torch.from_numpy(places_N).to(device),
+        max_visible=max_visible,
+    )

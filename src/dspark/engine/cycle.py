@@ -1,0 +1,417 @@
+"""The decoding cycle: admit, draft, plan, verify, accept, commit, over a ragged batch.
+
+It changes requests, pages and steps in flight. It knows no text beyond stop strings, no file and
+no clock.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.algorithms.acceptance import Verdict, accept
+from dspark.algorithms.noise import RoundNoise
+from dspark.algorithms.sampling import RowContext, TokenScores, process_logits, token_logprobs
+from dspark.core import (
+    DraftBlock,
+    FinishReason,
+    Origin,
+    Request,
+    RoundResult,
+    StepResult,
+    TokenLogprobs,
+    VerifyPlan,
+)
+from dspark.engine.admission import Admission
+from dspark.engine.batch import Run, layout_of
+from dspark.engine.draft_pass import DraftPass
+from dspark.engine.kv_cache import KVCache
+from dspark.engine.live_request import LiveRequest, StopText, origins_of
+from dspark.engine.planner import FixedWidthPlanner
+from dspark.errors import InputError
+from dspark.models.drafter import Drafter
+from dspark.models.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleConfig:
+    """Sizes of the engine; memory for pages is taken when the cycle is built."""
+
+    max_requests: int = 16
+    """Requests in flight; others wait."""
+    num_positions: int = 16384
+    """Positions that the pages hold, all requests together."""
+    page_size: int = 64
+    """Positions of a page."""
+    max_step_tokens: int = 512
+    """Tokens of one target pass: verify windows first, prompt chunks in what is left."""
+    width: int | None = None
+    """Drafted tokens verified per request and round; `None` is the drafter's block_size."""
+    is_checked: bool = False
+    """Check the cache's invariants after every step."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_requests", "num_positions", "page_size", "max_step_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
+        if self.width is not None and self.width < 0:
+            raise InputError(f"width is {self.width}, but it must be at least 0.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    """A piece of a prompt that this step runs."""
+
+    live: LiveRequest
+    start: int
+    num_tokens: int
+
+    @property
+    def ends_prompt(self) -> bool:
+        return self.start + self.num_tokens == self.live.num_prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """Who takes part in a step: requests with an anchor, then pieces of prompts."""
+
+    decoding: Sequence[LiveRequest]
+    caps: Sequence[int]
+    chunks: Sequence[_Chunk]
+
+    @property
+    def sampling(self) -> list[LiveRequest]:
+        """The requests that get a token: all that decode, then those whose prompt ends."""
+        return [*self.decoding, *(chunk.live for chunk in self.chunks if chunk.ends_prompt)]
+
+
+class Cycle:
+    """Target, optional drafter, pages and requests; `step` moves all of them by one round.
+
+    Not safe for several threads: one thread submits and steps.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        drafter: Drafter | None,
+        config: CycleConfig,
+        make_stop_text: Callable[[Sequence[str]], StopText] | None = None,
+    ) -> None:
+        block_size = drafter.config.block_size if drafter is not None else 0
+        num_pages = -(-config.num_positions // config.page_size) + 1
+        self.config = config
+        self._target = target
+        self._cache = KVCache(
+            num_pages=num_pages,
+            page_size=config.page_size,
+            max_requests=config.max_requests,
+            max_positions=target.spec.max_positions + block_size,
+        )
+        self._pages = target.allocate_pages(num_pages=num_pages, page_size=config.page_size)
+        self._draft_pass = None
+        if drafter is not None:
+            self._draft_pass = DraftPass(
+                drafter,
+                num_pages=num_pages,
+                page_size=config.page_size,
+                vocab_size=target.spec.vocab_size,
+            )
+        width = block_size if config.width is None else min(config.width, block_size)
+        self._planner = FixedWidthPlanner(width)
+        self._admission = Admission(
+            cache=self._cache, max_positions=target.spec.max_positions, block_size=block_size
+        )
+        self._live: list[LiveRequest] = []
+        self._make_stop_text = make_stop_text
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self._live) or len(self._admission) > 0
+
+    @property
+    def block_size(self) -> int:
+        """K of the drafter, 0 without one."""
+        return 0 if self._draft_pass is None else self._draft_pass.block_size
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; it starts with a later step. Its `max_tokens` must be at least 1.
+
+        Raises `InputError` for a prompt or an option that cannot be served.
+        """
+        self._check_request(request)
+        self._admission.submit(request)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now, whatever it waits for; whether it was known (UC-056)."""
+        for live in self._live:
+            if live.request.id == request_id:
+                self._close(live)
+                return True
+        return self._admission.withdraw(request_id)
+
+    def check(self) -> None:
+        """The invariants of pages and requests."""
+        self._cache.check()
+        for live in self._live:
+            assert self._cache.committed(live.slot) == live.num_computed
+            if live.is_decoding:
+                assert live.num_computed == len(live.tokens) - 1
+
+    @torch.inference_mode()
+    def step(self) -> StepResult:
+        """One round of every request that can take part."""
+        self._admit()
+        batch = self._compose()
+        block = self._draft(batch)
+        plan = self._plan(batch, block)
+        scores = self._verify(batch, block, plan)
+        verdict = self._accept(batch, block, plan, scores)
+        result = self._commit(batch, plan, scores, verdict)
+        if self.config.is_checked:
+            self.check()
+        return result
+
+    def _admit(self) -> None:
+        for request, slot in self._admission.admit():
+            seed = request.params.seed
+            stop = request.params.stop
+            self._live.append(
+                LiveRequest(
+                    request,
+                    slot=slot,
+                    seed=secrets.randbits(62) if seed is None else seed,
+                    eos_ids=self._target.spec.eos_ids,
+                    vocab_size=self._target.spec.vocab_size,
+                    max_positions=self._target.spec.max_positions,
+                    stop_text=self._make_stop_text(stop) if stop and self._make_stop_text else None,
+                    device=self._target.device,
+                )
+            )
+
+    def _compose(self) -> _Batch:
+        decoding = [live for live in self._live if live.is_decoding]
+        caps = self._planner.caps([live.max_width(self.block_size) for live in decoding])
+        budget = max(self.config.max_step_tokens - sum(caps) - len(caps), 0)
+        if not decoding:
+            budget = self.config.max_step_tokens
+        chunks = []
+        for live in self._live:
+            missing = live.num_prompt - live.num_computed
+            if live.is_decoding or budget == 0:
+                continue
+            num_tokens = min(missing, budget)
+            chunks.append(_Chunk(live=live, start=live.num_computed, num_tokens=num_tokens))
+            budget -= chunks[-1].num_tokens
+        return _Batch(decoding=decoding, caps=caps, chunks=chunks)
+
+    def _draft(self, batch: _Batch) -> DraftBlock | None:
+        drafting = [r for r, cap in enumerate(batch.caps) if cap > 0]
+        if self._draft_pass is None or not drafting:
+            return None  # no drafter call, no cost (UC-142)
+        requests = [batch.decoding[r] for r in drafting]
+        block = self._draft_pass.propose(
+            requests, cache=self._cache, noise=_noise(requests, self._target.device)
+        )
+        if len(drafting) == len(batch.sampling):
+            return block
+        return _spread(block, drafting, num_rows=len(batch.sampling))
+
+    def _plan(self, batch: _Batch, block: DraftBlock | None) -> VerifyPlan:
+        num_new = len(batch.sampling) - len(batch.decoding)
+        if block is None:
+            return VerifyPlan(lengths=(0,) * len(batch.sampling))
+        return self._planner.plan(block, [*batch.caps, *[0] * num_new])
+
+    def _verify(self, batch: _Batch, block: DraftBlock | None, plan: VerifyPlan) -> TokenScores:
+        ids: list[int] = []
+        runs: list[Run] = []
+        wanted: list[int] = []  # flattened tokens whose logits are needed
+        drafts = block.tokens_RK.tolist() if block is not None else None
+        contexts: list[RowContext] = []
+        for r, live in enumerate(batch.decoding):
+            window = drafts[r][: plan.lengths[r]] if drafts is not None else []
+            runs.append(Run(slot=live.slot, start=live.num_computed, num_tokens=1 + len(window)))
+            wanted.extend(range(len(ids), len(ids) + 1 + len(window)))
+            ids.extend((live.tokens[-1], *self._valid_ids(window)))
+            state = live.logit_state
+            contexts.extend(
+                RowContext(state=state, drafted=tuple(window[:j])) for j in range(len(window) + 1)
+            )
+        for chunk in batch.chunks:
+            start = chunk.start
+            runs.append(Run(slot=chunk.live.slot, start=start, num_tokens=chunk.num_tokens))
+            ids.extend(chunk.live.tokens[start : start + chunk.num_tokens])
+            if chunk.ends_prompt:
+                wanted.append(len(ids) - 1)
+                contexts.append(RowContext(state=chunk.live.logit_state))
+        for run in runs:
+            self._cache.write(run.slot, run.start + run.num_tokens)
+        hidden_ND = self._pass(ids, runs)
+        if len(wanted) != len(ids):
+            hidden_ND = hidden_ND[wanted]
+        return process_logits(self._target.logits(hidden_ND), contexts)
+
+    def _pass(self, ids: Sequence[int], runs: Sequence[Run]) -> Tensor:
+        device = self._target.device
+        layout = layout_of(runs, self._cache, device=device)
+        output = self._target.forward(
+            torch.tensor(ids, device=device),
+            layout=layout,
+            pages=self._pages,
+            tap_layers=self._draft_pass.tap_layers if self._draft_pass is not None else (),
+        )
+        if self._draft_pass is not None:
+            self._draft_pass.feed(output.taps_NM, layout)
+        return output.hidden_ND
+
+    def _valid_ids(self, window: Sequence[int]) -> list[int]:
+        # an id outside the vocabulary is rejected later; it must not index the embedding (UC-009)
+        vocab_size = self._target.spec.vocab_size
+        return [token if 0 <= token < vocab_size else 0 for token in window]
+
+    def _accept(
+        self, batch: _Batch, block: DraftBlock | None, plan: VerifyPlan, scores: TokenScores
+    ) -> Verdict:
+        requests, device = batch.sampling, self._target.device
+        if not requests:
+            return Verdict(num_accepted=(), next_tokens=(), lengths=())
+        tokens_RK = torch.zeros((len(requests), 0), dtype=torch.int64, device=device)
+        probs_RKS = torch.zeros((len(requests), 0, 1), device=device)
+        vocabulary = None
+        if block is not None and self._draft_pass is not None:
+            tokens_RK, vocabulary = block.tokens_RK, self._draft_pass.vocabulary
+            probs_RKS = block.probs_RKS if block.probs_RKS is not None else probs_RKS
+        return accept(
+            scores=scores,
+            draft_tokens_RK=tokens_RK,
+            draft_probs_RKS=probs_RKS,
+            lengths=plan.lengths,
+            noise=_noise(requests, device),
+            vocabulary=vocabulary,
+        )
+
+    def _commit(
+        self, batch: _Batch, plan: VerifyPlan, scores: TokenScores, verdict: Verdict
+    ) -> StepResult:
+        rounds: list[RoundResult] = []
+        for chunk in batch.chunks:
+            chunk.live.num_computed += chunk.num_tokens
+            self._cache.commit(chunk.live.slot, chunk.live.num_computed)
+        first_row = 0
+        for r, live in enumerate(batch.sampling):
+            rounds.append(self._commit_round(live, r, first_row, scores, verdict, batch))
+            first_row += plan.lengths[r] + 1
+        return StepResult(
+            rounds=rounds,
+            num_prompt_tokens=sum(chunk.num_tokens for chunk in batch.chunks),
+            num_verify_tokens=sum(plan.lengths[: len(batch.decoding)]) + len(batch.decoding),
+        )
+
+    def _commit_round(
+        self,
+        live: LiveRequest,
+        row: int,
+        first_row: int,
+        scores: TokenScores,
+        verdict: Verdict,
+        batch: _Batch,
+    ) -> RoundResult:
+        is_prefill = not live.is_decoding
+        num_accepted = verdict.num_accepted[row]
+        drafted = scores.rows[first_row + num_accepted].drafted
+        tokens = [*drafted[:num_accepted], verdict.next_tokens[row]]
+        taken, reason = live.commit(tokens)
+        live.num_rounds += 1
+        if not is_prefill:
+            live.num_computed += taken
+            self._cache.commit(live.slot, live.num_computed)
+        logprobs = self._logprobs(live, scores, first_row, tokens[:taken])
+        is_drafting = self.block_size > 0 and row < len(batch.caps) and batch.caps[row] > 0
+        result = RoundResult(
+            request_id=live.request.id,
+            token_ids=tokens[:taken],
+            origins=origins_of(num_accepted, verdict.origin(row), taken=taken),
+            logprobs=logprobs,
+            num_offered=self.block_size if is_drafting else 0,
+            num_planned=verdict.lengths[row],
+            num_accepted=min(num_accepted, taken),
+            is_prefill=is_prefill,
+            finish_reason=reason,
+        )
+        if reason is not None:
+            self._close(live)
+        return result
+
+    def _logprobs(
+        self, live: LiveRequest, scores: TokenScores, first_row: int, tokens: Sequence[int]
+    ) -> list[TokenLogprobs] | None:
+        if live.params.num_logprobs is None:
+            return None
+        return token_logprobs(
+            scores,
+            rows=range(first_row, first_row + len(tokens)),
+            tokens=tokens,
+            num_top=live.params.num_logprobs,
+        )
+
+    def _close(self, live: LiveRequest) -> None:
+        self._cache.close(live.slot)
+        self._live.remove(live)
+
+    def _check_request(self, request: Request) -> None:
+        spec, prompt = self._target.spec, request.prompt_ids
+        if not prompt:
+            raise InputError(
+                f"Request {request.id!r} has an empty prompt; give at least one token."
+            )
+        if len(prompt) >= spec.max_positions:
+            raise InputError(
+                f"The prompt of request {request.id!r} has {len(prompt)} tokens, but {spec.name} "
+                f"takes {spec.max_positions} with the answer; shorten the prompt."
+            )
+        bad = next((token for token in prompt if not 0 <= token < spec.vocab_size), None)
+        if bad is not None:
+            raise InputError(
+                f"The prompt of request {request.id!r} holds token id {bad}, but {spec.name} knows "
+                f"0..{spec.vocab_size - 1}; use the tokenizer of this target."
+            )
+        if request.params.max_tokens < 1:
+            raise InputError(f"Request {request.id!r} asks for 0 tokens; nothing is to be run.")
+        if request.params.stop and self._make_stop_text is None:
+            raise InputError(
+                f"Request {request.id!r} has stop strings, but no tokenizer is loaded."
+            )
+        known = {live.request.id for live in self._live}
+        if request.id in known:
+            raise InputError(f"Request id {request.id!r} is in use; give each request its own.")
+
+
+def _noise(requests: Sequence[LiveRequest], device: torch.device) -> RoundNoise:
+    return RoundNoise(
+        seed_R=torch.tensor([r.seed for r in requests], dtype=torch.int64, device=device),
+        position_R=torch.tensor([len(r.tokens) for r in requests], device=device),
+        round_R=torch.tensor([r.num_rounds for r in requests], device=device),
+    )
+
+
+def _spread(block: DraftBlock, rows: Sequence[int], *, num_rows: int) -> DraftBlock:
+    """The block over all requests of a step; those that drafted nothing hold zeros."""
+
+    def over_all(values: Tensor) -> Tensor:
+        spread = values.new_zeros((num_rows, *values.shape[1:]))
+        spread[list(rows)] = values
+        return spread
+
+    return DraftBlock(
+        tokens_RK=over_all(block.tokens_RK),
+        probs_RKS=None if block.probs_RKS is None else over_all(block.probs_RKS),
+        confidence_RK=None if block.confidence_RK is None else over_all(block.confidence_RK),
+    )
+
+
+__all__ = ["Cycle", "CycleConfig", "FinishReason", "Origin"]

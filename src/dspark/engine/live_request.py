@@ -1,0 +1,119 @@
+"""One request in flight: its tokens, its limits, and when it ends. It knows no batch mate.
+
+Positions of a live request, with `tokens` = prompt + answer:
+
+    0 .......... num_computed ..... len(tokens) - 1
+    |  K/V final  |  to be run  |  the anchor is the last token
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from dspark.algorithms.logit_state import LogitState
+from dspark.core import FinishReason, Origin, Request
+
+
+class StopText(Protocol):
+    """Finds stop strings in a stream of ids (`text.detokenizer.Detokenizer` is one)."""
+
+    @property
+    def stopped_at(self) -> int | None:
+        """Number of pushed ids that belong to the answer, once a stop string is complete."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Takes further ids."""
+
+
+class LiveRequest:
+    """State of a request between its admission and its end; changed by the cycle alone."""
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        slot: int,
+        seed: int,
+        eos_ids: Sequence[int],
+        vocab_size: int,
+        max_positions: int,
+        stop_text: StopText | None,
+        device: torch.device,
+    ) -> None:
+        params = request.params
+        self.request = request
+        self.params = params
+        self.slot = slot
+        self.seed = seed
+        self.tokens = list(request.prompt_ids)
+        self.num_prompt = len(self.tokens)
+        self.num_computed = 0
+        self.num_rounds = 0
+        self.logit_state = LogitState(
+            request_id=request.id,
+            params=params,
+            prompt_ids=request.prompt_ids,
+            eos_ids=eos_ids,
+            vocab_size=vocab_size,
+            device=device,
+        )
+        self._max_positions = max_positions
+        self._stop_ids = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            self._stop_ids |= set(eos_ids)
+        self._stop_text = stop_text
+
+    @property
+    def num_answer(self) -> int:
+        """Committed tokens of the answer."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the anchor is left to run; otherwise part of the prompt is."""
+        return self.num_answer > 0
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be committed, by `max_tokens` and by the context."""
+        return min(self.params.max_tokens - self.num_answer, self._max_positions - len(self.tokens))
+
+    def max_width(self, block_size: int) -> int:
+        """Drafted tokens worth verifying now: a round commits at most one token more."""
+        cap = block_size if self.params.max_draft is None else self.params.max_draft
+        return max(0, min(block_size, cap, self.num_left - 1))
+
+    def commit(self, token_ids: Sequence[int]) -> tuple[int, FinishReason | None]:
+        """Append the tokens of a round up to the first that ends the answer.
+
+        Returns how many were taken and why the answer ended, if it did (UC-021, UC-024, UC-025).
+        """
+        taken, reason = len(token_ids), None
+        for index, token in enumerate(token_ids):
+            reason = self._reason_after(token, num_before=index)
+            if reason is not None:
+                taken = index + 1
+                break
+        kept = token_ids[:taken]
+        self.tokens.extend(kept)
+        self.logit_state.commit(kept)
+        return taken, reason
+
+    def _reason_after(self, token: int, *, num_before: int) -> FinishReason | None:
+        if token in self._stop_ids:
+            return FinishReason.STOP
+        if self._stop_text is not None:
+            self._stop_text.push([token])
+            if self._stop_text.stopped_at is not None:
+                return FinishReason.STOP
+        if self.num_answer + num_before + 1 >= self.params.max_tokens:
+            return FinishReason.LENGTH
+        if len(self.tokens) + num_before + 1 >= self._max_positions:
+            return FinishReason.CONTEXT
+        return None
+
+
+def origins_of(num_accepted: int, last: Origin, *, taken: int) -> list[Origin]:
+    """How each of the `taken` tokens of a round came to be."""
+    return [*[Origin.ACCEPTED] * num_accepted, last][:taken]

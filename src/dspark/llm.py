@@ -1,0 +1,316 @@
+"""The public face: load a target and its drafter, then generate. It knows no HTTP and no argv."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from dspark.algorithms.survival import AcceptanceStats
+from dspark.core import (
+    FinishReason,
+    Origin,
+    Request,
+    RoundResult,
+    SamplingParams,
+    TokenLogprobs,
+    resolve_dtype,
+)
+from dspark.engine.cycle import Cycle, CycleConfig
+from dspark.errors import InputError, ModelError
+from dspark.kernels.linear import replace_linears
+from dspark.models.checkpoint import load_drafter
+from dspark.models.drafter import Drafter
+from dspark.models.embedded import DEFAULT_TARGET
+from dspark.models.target import Target, resolve_source
+from dspark.text.detokenizer import Detokenizer
+from dspark.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text as it is, token ids, or chat messages for the target's own template."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStats:
+    """What one answer cost. Seconds are wall-clock of the whole batch it ran in."""
+
+    acceptance: AcceptanceStats
+    prefill_s: float
+    """From submission to the first token."""
+    decode_s: float
+    """From the first token to the last."""
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens committed per round; `None` if the answer ended with its first token."""
+        return self.acceptance.tau
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One finished answer. `text` is cut before a stop string, `token_ids` after it."""
+
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]
+    text: str
+    finish_reason: FinishReason
+    origins: Sequence[Origin]
+    logprobs: Sequence[TokenLogprobs] | None
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What one round added to a streamed answer; the last piece has a `finish_reason`."""
+
+    text: str
+    token_ids: Sequence[int]
+    origins: Sequence[Origin]
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True)
+class _Answer:
+    """An answer while it grows."""
+
+    request: Request
+    detokenizer: Detokenizer | None
+    started_s: float
+    first_s: float = 0.0
+    last_s: float = 0.0
+    texts: list[str] = field(default_factory=list)
+    rounds: list[RoundResult] = field(default_factory=list)
+
+    def add(self, result: RoundResult, now_s: float) -> str:
+        self.rounds.append(result)
+        if not result.token_ids:
+            return ""
+        if not self.first_s:
+            self.first_s = now_s
+        self.last_s = now_s
+        text = "" if self.detokenizer is None else self.detokenizer.push(result.token_ids)
+        if result.finish_reason is not None and self.detokenizer is not None:
+            text += self.detokenizer.flush()
+        self.texts.append(text)
+        return text
+
+    def completion(self) -> Completion:
+        has_logprobs = self.request.params.num_logprobs is not None
+        reason = self.rounds[-1].finish_reason if self.rounds else FinishReason.LENGTH
+        assert reason is not None
+        return Completion(
+            prompt_ids=self.request.prompt_ids,
+            token_ids=[token for item in self.rounds for token in item.token_ids],
+            text="".join(self.texts),
+            finish_reason=reason,
+            origins=[origin for item in self.rounds for origin in item.origins],
+            logprobs=[p for item in self.rounds for p in item.logprobs or ()]
+            if has_logprobs
+            else None,
+            stats=RequestStats(
+                acceptance=AcceptanceStats.of(self.rounds),
+                prefill_s=self.first_s - self.started_s if self.first_s else 0.0,
+                decode_s=self.last_s - self.first_s,
+            ),
+        )
+
+
+class LLM:
+    """A target with its tokenizer and, if there is one, its drafter. Not safe for threads."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        tokenizer: Tokenizer | None = None,
+        drafter: Drafter | None = None,
+        config: CycleConfig | None = None,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.config = CycleConfig() if config is None else config
+        self._tokenizer = tokenizer
+        self._cycles: dict[bool, Cycle] = {}
+        self._num_requests = 0
+
+    @classmethod
+    def load(
+        cls,
+        target: str | Path = DEFAULT_TARGET,
+        *,
+        drafter: str | Path | None = "auto",
+        dtype: str = "auto",
+        device: str = "auto",
+        compile: bool = True,
+        quantization: str | None = None,
+        config: CycleConfig | None = None,
+        trust_remote_code: bool = False,
+    ) -> "LLM":
+        """Load everything from disk.
+
+        `drafter`: a directory, `None` for plain decoding, or "auto": the one shipped for this
+        target, if there is one. `dtype`: bf16, fp32 or auto. `quantization`: int8 or `None`.
+        Raises `ModelError` for what is missing or does not fit.
+        """
+        torch_device = _resolve_device(device)
+        folder = resolve_source(target)
+        loaded = Target.load(
+            target,
+            dtype=resolve_dtype(dtype),
+            device=torch_device,
+            compile=compile,
+            quantization=quantization,
+            trust_remote_code=trust_remote_code,
+        )
+        tokenizer = Tokenizer.load(folder)
+        path = shipped_drafter(target) if drafter == "auto" else drafter
+        model = None
+        if path is not None:
+            model = load_drafter(
+                path,
+                loaded,
+                num_tokens=tokenizer.vocab_size,
+                template_hash=tokenizer.template_hash if tokenizer.has_chat_template else None,
+            ).to(loaded.dtype)
+            if loaded.device.type == "cpu":
+                replace_linears(model, quantization=quantization)
+        return cls(loaded, tokenizer=tokenizer, drafter=model, config=config)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer. Raises `ModelError` if none was loaded."""
+        if self._tokenizer is None:
+            raise ModelError("No tokenizer is loaded; give token ids, or load with LLM.load.")
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        speculation: bool = True,
+    ) -> list[Completion]:
+        """All answers, in the order of the prompts, decoded as one continuous batch.
+
+        `speculation` False runs the target alone, without any work for a drafter.
+        """
+        answers = {a.request.id: a for a in self._submit(prompts, params, speculation=speculation)}
+        for answer, result in self._run(answers, speculation=speculation):
+            answer.add(result, time.perf_counter())
+        return [answer.completion() for answer in answers.values()]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams, *, speculation: bool = True
+    ) -> Iterator[Piece]:
+        """One answer round by round. Closing the iterator early ends the request."""
+        answers = {a.request.id: a for a in self._submit([prompt], params, speculation=speculation)}
+        if params.max_tokens == 0:
+            yield Piece(text="", token_ids=(), origins=(), finish_reason=FinishReason.LENGTH)
+        for answer, result in self._run(answers, speculation=speculation):
+            text = answer.add(result, time.perf_counter())
+            if result.token_ids:
+                yield Piece(
+                    text=text,
+                    token_ids=result.token_ids,
+                    origins=result.origins,
+                    finish_reason=result.finish_reason,
+                )
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt in any of its forms."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if prompt and isinstance(prompt[0], Mapping):
+            return self.tokenizer.chat(cast(Sequence[Mapping[str, Any]], prompt))
+        return [int(token) for token in cast(Sequence[int], prompt)]
+
+    def cycle(self, *, speculation: bool) -> Cycle:
+        """The engine behind `generate`; one with the drafter and one without, built when used."""
+        has_drafter = speculation and self.drafter is not None
+        if has_drafter not in self._cycles:
+            self._cycles[has_drafter] = Cycle(
+                self.target,
+                drafter=self.drafter if has_drafter else None,
+                config=self.config,
+                make_stop_text=self._stop_text if self._tokenizer is not None else None,
+            )
+        return self._cycles[has_drafter]
+
+    def _stop_text(self, stop: Sequence[str]) -> Detokenizer:
+        return Detokenizer(self.tokenizer, stop)
+
+    def _submit(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        speculation: bool,
+    ) -> list[_Answer]:
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise InputError(
+                f"{len(prompts)} prompts came with {len(each)} sets of sampling parameters; "
+                "give one set, or one for each prompt."
+            )
+        requests = []
+        for prompt, options in zip(prompts, each, strict=True):
+            self._num_requests += 1
+            ids = self.prompt_ids(prompt)
+            requests.append(Request(id=f"r{self._num_requests}", prompt_ids=ids, params=options))
+        cycle = self.cycle(speculation=speculation)
+        submitted: list[str] = []
+        try:
+            for request in requests:
+                if request.params.max_tokens > 0:
+                    cycle.submit(request)
+                    submitted.append(request.id)
+        except InputError:
+            for request_id in submitted:  # all or nothing
+                cycle.abort(request_id)
+            raise
+        return [
+            _Answer(
+                request=request,
+                detokenizer=self._stop_text(request.params.stop) if self._tokenizer else None,
+                started_s=time.perf_counter(),
+            )
+            for request in requests
+        ]
+
+    def _run(
+        self, answers: Mapping[str, _Answer], *, speculation: bool
+    ) -> Iterator[tuple[_Answer, RoundResult]]:
+        cycle = self.cycle(speculation=speculation)
+        running = {a.request.id for a in answers.values() if a.request.params.max_tokens > 0}
+        try:
+            while running:
+                for result in cycle.step().rounds:
+                    if result.finish_reason is not None:
+                        running.discard(result.request_id)
+                    yield answers[result.request_id], result
+        except ArithmeticError:
+            self._cycles.clear()  # the step broke off; pages of its requests are in no known state
+            raise
+        finally:
+            for request_id in running:
+                cycle.abort(request_id)
+
+
+def shipped_drafter(target: str | Path) -> Path | None:
+    """The directory of the drafter that comes with this program for a target, if any."""
+    folder = Path(__file__).resolve().parents[2] / "drafters" / str(target)
+    return folder if (folder / "config.json").is_file() else None
+
+
+def _resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"device is {device!r}, but it must be cpu, cuda or auto.") from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("device is 'cuda', but this machine shows no CUDA device; use cpu.")
+    return resolved

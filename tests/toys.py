@@ -1,0 +1,70 @@
+"""Toy target and drafters: tiny random models, fp32, made in milliseconds, no file."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from dspark.models.drafter import Drafter, DrafterConfig
+from dspark.models.target import Target
+
+VOCAB_SIZE = 48
+MASK_ID = 47
+EOS_ID = 2
+
+
+def toy_target(*, seed: int = 0, scale: float = 8.0, **changes: Any) -> Target:
+    """A Llama of 2 layers and width 32 whose distributions are neither flat nor one-hot."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "bos_token_id": 1,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": 0,
+        "tie_word_embeddings": False,
+    }
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**{**values, **changes})).float()
+    with torch.no_grad():
+        for parameter in model.model.layers.parameters():
+            parameter.mul_(4.0)
+        model.lm_head.weight.mul_(scale)
+    return Target.wrap(model, name="toy")
+
+
+def toy_drafter(target: Target, *, seed: int = 1, **changes: Any) -> Drafter:
+    """A random drafter of one layer for a toy target."""
+    size = target.spec.hidden_size
+    values: Mapping[str, Any] = {
+        "vocab_size": target.spec.vocab_size,
+        "hidden_size": size,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 128,
+        "rope_theta": 10000.0,
+        "num_target_layers": target.spec.num_layers,
+        "target_layer_ids": (0, 1),
+        "block_size": 4,
+        "mask_token_id": MASK_ID,
+        "markov_rank": 8,
+    }
+    d2t_S = changes.pop("d2t_S", None)
+    if d2t_S is not None:
+        changes["draft_vocab_size"] = len(d2t_S)
+    drafter = Drafter(
+        DrafterConfig(**{**values, **changes}),
+        embed_weight_VD=target.embed_weight_VD,
+        head_weight_VD=target.head_weight_VD,
+        d2t_S=d2t_S,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return drafter.requires_grad_(requires_grad=False)
