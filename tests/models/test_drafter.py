@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from toy_drafters import CONFIG, dense_block_attention, random_taps, serve_block, toy_drafter
-from transformers import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+from transformers import DynamicCache, Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Model, Qwen3RotaryEmbedding
 
 from dspark.errors import ModelError
 from dspark.models.drafter import Drafter
@@ -69,6 +69,71 @@ def served_logits(drafter: Drafter, hidden_KD, prev_ids_K):
         bias_RS, state = head.step(head.embed(token[None]), hidden_KD[slot : slot + 1], state)
         rows.append(logits_KS[slot] + bias_RS[0])
     return torch.stack(rows)
+
+
+@pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")
+@pytest.mark.parametrize("anchor", [0, 7])
+def test_the_layers_compute_what_the_librarys_qwen3_layers_compute(anchor):
+    """An independent reading of the layers: same tensor names, its cache holds our context."""
+    drafter = toy_drafter()
+    config = drafter.config
+    library = Qwen3Model(
+        Qwen3Config(
+            vocab_size=1,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            attn_implementation="eager",
+        )
+    )
+    names = ("layers.", "norm.")
+    state = {n: t for n, t in drafter.state_dict().items() if n.startswith(names)}
+    missing, unexpected = library.load_state_dict(state, strict=False)
+    assert (missing, unexpected) == (["embed_tokens.weight"], [])
+
+    taps_TM = random_taps(drafter, anchor)
+    cache = DynamicCache()
+    context_kv = drafter.context_kv(drafter.context(taps_TM), torch.arange(anchor))
+    for layer, (k_NGE, v_NGE) in enumerate(context_kv):
+        if anchor:
+            cache.update(k_NGE.transpose(0, 1)[None], v_NGE.transpose(0, 1)[None], layer)
+    x_KD = drafter.block_inputs(torch.tensor([3]))
+    with torch.no_grad():
+        expected = library(
+            inputs_embeds=x_KD[None],
+            position_ids=anchor + torch.arange(4)[None],
+            attention_mask={"full_attention": torch.zeros(1, 1, 4, anchor + 4)},
+            past_key_values=cache,
+        )
+        served_KD = serve_block(drafter, taps_TM, 3, anchor)
+    torch.testing.assert_close(served_KD, expected.last_hidden_state[0], rtol=1e-4, atol=1e-5)
+
+
+def test_packing_for_serving_keeps_the_logits():
+    """The packed products stand in for `nn.Linear` and for the shared LM head."""
+    for changes in ({}, {"draft_vocab_size": 4, "d2t_S": torch.tensor([7, 0, 39, 12])}):
+        drafter = toy_drafter(**changes)
+        taps_TM = random_taps(drafter, 6)
+        with torch.inference_mode():
+            hidden_KD = serve_block(drafter, taps_TM, 3, 6)
+            logits_KS = served_logits(drafter, hidden_KD, torch.tensor([3, 1, 2, 3]))
+            drafter.pack()
+            packed_KD = serve_block(drafter, taps_TM, 3, 6)
+            packed_KS = served_logits(drafter, packed_KD, torch.tensor([3, 1, 2, 3]))
+        torch.testing.assert_close(packed_KS, logits_KS, rtol=1e-4, atol=1e-4)
+
+
+def test_the_target_can_lend_its_packed_head():
+    drafter = toy_drafter()
+    drafter.pack(head=lambda hidden_ND: hidden_ND @ drafter.head_weight_SD.T)
+    hidden_ND = torch.randn(3, 32)
+    expected = hidden_ND @ drafter.head_weight_SD.T
+    assert torch.equal(drafter.base_logits(hidden_ND), expected)
 
 
 def test_a_warm_cache_gives_the_same_keys_and_values():

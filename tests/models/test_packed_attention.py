@@ -4,6 +4,7 @@ import pytest
 import torch
 from toy_drafters import random_taps, serve_block, toy_drafter
 
+from dspark.kernels.attention import attention
 from dspark.models.drafter import Drafter
 from dspark.models.packed_attention import PackedBlocks, packed_attention, visible_keys
 
@@ -91,3 +92,49 @@ def test_each_slot_has_its_own_window():
     visible = visible_keys(torch.tensor([20]), context_length=20, block_size=4, window=6)
     seen = [[key for key in range(24) if row[key]] for row in visible]
     assert seen == [list(range(15 + slot, 24)) for slot in range(4)]
+
+
+@WINDOWS
+def test_packed_blocks_equal_the_paged_attention_of_serving(windows):
+    """UC-063, UC-070, UC-072: the operator that serves draws the same picture as training."""
+    drafter, page_size = toy_drafter(layer_windows=windows), 4
+    taps = [random_taps(drafter, length, seed) for seed, length in enumerate(LENGTHS)]
+    trained_NKD = packed_hidden(drafter, taps).unflatten(0, (-1, drafter.config.block_size))
+    last = [anchors[-1] for anchors in ANCHORS]  # one live block a request, as when serving
+    rows = [sum(map(len, ANCHORS[: row + 1])) - 1 for row in range(len(ANCHORS))]
+
+    num_slots = drafter.config.block_size
+    positions_N = torch.cat([anchor + torch.arange(num_slots) for anchor in last])
+    tables_RP = torch.arange(3 * 5, dtype=torch.int32).flip(0).view(3, 5)
+    pages = [torch.zeros(2, 15, 2, page_size, 8) for _ in windows]  # keys and values of a layer
+
+    def slots(request: int, positions: torch.Tensor) -> torch.Tensor:
+        return tables_RP[request].long()[positions // page_size] * page_size + positions % page_size
+
+    for request, (taps_TM, anchor) in enumerate(zip(taps, last, strict=True)):
+        at_T = torch.arange(anchor)
+        context_kv = drafter.context_kv(drafter.context(taps_TM[:anchor]), at_T)
+        slots_T = slots(request, at_T)
+        for layer, (k_TGE, v_TGE) in enumerate(context_kv):
+            pages[layer][0][slots_T // page_size, :, slots_T % page_size] = k_TGE.detach()
+            pages[layer][1][slots_T // page_size, :, slots_T % page_size] = v_TGE.detach()
+
+    def attend(layer, q_NHE, k_NGE, v_NGE):
+        return attention(
+            q_NHE,
+            k_NGE,
+            v_NGE,
+            *pages[layer],
+            tables_RP,
+            torch.arange(0, 4 * num_slots, num_slots, dtype=torch.int32),
+            torch.tensor(last, dtype=torch.int32).add(num_slots).repeat_interleave(num_slots),
+            positions_N,
+            torch.cat([slots(r, p) for r, p in enumerate(positions_N.split(num_slots))]),
+            max_visible=max(last) + num_slots,
+            scale=q_NHE.shape[2] ** -0.5,
+            window=windows[layer],
+        )
+
+    with torch.inference_mode():
+        served_ND = drafter.backbone(drafter.block_inputs(ANCHOR_IDS[rows]), positions_N, attend)
+    torch.testing.assert_close(served_ND, trained_NKD[rows].flatten(0, 1), rtol=1e-4, atol=1e-4)

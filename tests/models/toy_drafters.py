@@ -25,15 +25,22 @@ CONFIG = DrafterConfig(
 )
 
 
+def toy_tables() -> tuple[Tensor, Tensor]:
+    """Embedding and LM head [V, D] of the toy target."""
+    shape = (2, CONFIG.vocab_size, CONFIG.hidden_size)
+    embed_weight_VD, head_weight_VD = torch.randn(shape, generator=torch.Generator().manual_seed(7))
+    return embed_weight_VD, head_weight_VD
+
+
 def toy_drafter(seed: int = 0, *, d2t_S: Tensor | None = None, **changes) -> Drafter:
     """A drafter with weights large enough that every part of it matters to the logits."""
     config = replace(CONFIG, confidence_head_with_markov=None, **changes)
     generator = torch.Generator().manual_seed(seed)
-    shared = torch.randn(2, config.vocab_size, config.hidden_size, generator=generator)
+    embed_weight_VD, head_weight_VD = toy_tables()
     drafter = Drafter(
         config,
-        embed_weight_VD=shared[0],
-        head_weight_VD=shared[1],
+        embed_weight_VD=embed_weight_VD,
+        head_weight_VD=head_weight_VD,
         d2t_S=d2t_S,
         generator=generator,
     )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dspark.errors import ModelError
+from dspark.kernels.linear import PackedLinear, replace_linears
 from dspark.models.drafter_config import DrafterConfig
 from dspark.models.heads import ConfidenceHead, SequentialHead, SequentialKind
 from dspark.models.rotary import Rotary, rotate
@@ -21,6 +22,9 @@ __all__ = ["Attend", "Drafter", "DrafterConfig"]
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """`attend(layer, q_NHE, k_NGE, v_NGE) -> out_NHE`: q, k, v of the block slots, q and k rotated."""
+
+Project = Callable[[Tensor], Tensor]
+"""Hidden states [N, D] to logits [N, S]."""
 
 
 class Drafter(nn.Module):
@@ -52,9 +56,11 @@ class Drafter(nn.Module):
         self.has_own_embedding = has_own_embedding
         self.has_own_head = has_own_head
         device = embed_weight_VD.device
-        self.d2t_S = _checked_d2t(config, d2t_S, device)
+        self.d2t_S = None if d2t_S is None else d2t_S.to(device=device, dtype=torch.int64)
+        check_map(config, self.d2t_S)
         self.embed_weight_VD = embed_weight_VD
         self.head_weight_SD = _draft_rows(config, head_weight_VD, self.d2t_S)
+        self._packed_head: Project | None = None
         self.rotary = Rotary(
             head_dim=config.head_dim,
             theta=config.rope_theta,
@@ -137,7 +143,20 @@ class Drafter(nn.Module):
 
     def base_logits(self, hidden_ND: Tensor) -> Tensor:
         """U [N, S] over the draft vocabulary, in the dtype of the LM head."""
-        return functional.linear(hidden_ND.to(self.head_weight_SD.dtype), self.head_weight_SD)
+        hidden_ND = hidden_ND.to(self.head_weight_SD.dtype)
+        if self._packed_head is not None:
+            return self._packed_head(hidden_ND)
+        return functional.linear(hidden_ND, self.head_weight_SD)
+
+    def pack(self, *, quantization: str | None = None, head: Project | None = None) -> None:
+        """Swap all matrix products for packed ones: serving on a CPU; it ends training.
+
+        `head`: the target's own packed LM head, to share where the whole vocabulary is proposed.
+        """
+        replace_linears(self, quantization)
+        if head is None or self.config.draft_vocab_size is not None:
+            head = PackedLinear.pack(self.head_weight_SD, quantization=quantization).forward
+        self._packed_head = head
 
     def _layers(self) -> list["DrafterLayer"]:
         return list(self.layers)  # type: ignore[arg-type]  # ModuleList forgets its element type
@@ -223,20 +242,16 @@ class RMSNorm(nn.Module):
         return normed.to(x.dtype) * self.weight
 
 
-def _checked_d2t(
-    config: DrafterConfig, d2t_S: Tensor | None, device: torch.device
-) -> Tensor | None:
+def check_map(config: DrafterConfig, d2t_S: Tensor | None) -> None:
+    """Refuse a map from draft to target ids that is missing or cannot be one (UC-076)."""
     size = config.draft_vocab_size
-    if size is None or d2t_S is None:
-        if (size is None) != (d2t_S is None):
-            raise ModelError(
-                f"The drafter's draft_vocab_size is {size!r} and d2t is "
-                f"{'missing' if d2t_S is None else 'present'}, but one needs the other."
-            )
-        return None
-    d2t_S = d2t_S.to(device=device, dtype=torch.int64)
-    if d2t_S.device.type == "meta":  # shapes only
-        return d2t_S
+    if (size is None) != (d2t_S is None):
+        raise ModelError(
+            f"The drafter's draft_vocab_size is {size!r} and d2t is "
+            f"{'missing' if d2t_S is None else 'present'}, but one needs the other."
+        )
+    if d2t_S is None or d2t_S.device.type == "meta":
+        return
     if d2t_S.shape != (size,):
         raise ModelError(
             f"The drafter's d2t has shape {list(d2t_S.shape)}, but draft_vocab_size is {size}."
@@ -248,7 +263,6 @@ def _checked_d2t(
             f"The drafter's d2t must hold {size} different target ids below {config.vocab_size}, "
             f"but it holds {num_distinct} from {low} to {high}; take the map of these weights."
         )
-    return d2t_S
 
 
 def _draft_rows(config: DrafterConfig, head_weight_VD: Tensor, d2t_S: Tensor | None) -> Tensor:
