@@ -1,0 +1,275 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dspark.kernels.attention import attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A step: who sits where, and the shapes of one layer."""
+
+    requests: list[tuple[int, int]]  # positions already in the pages, new tokens
+    num_kv_heads: int
+    num_sharing: int
+    head_dim: int
+    page_size: int
+    window: int | None
+    softcap: float | None
+    has_sinks: bool
+    is_two_way: bool  # every token sees all new tokens of its request
+    dtype: torch.dtype
+    seed: int
+
+
+cases = st.builds(
+    Case,
+    requests=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 20)), min_size=1, max_size=5),
+    num_kv_heads=st.integers(1, 3),
+    num_sharing=st.sampled_from([1, 2, 3, 7]),
+    head_dim=st.sampled_from([8, 16, 20, 64, 80, 128]),
+    page_size=st.sampled_from([1, 3, 16, 32]),
+    window=st.none() | st.integers(1, 200),
+    softcap=st.none() | st.floats(1.0, 50.0),
+    has_sinks=st.booleans(),
+    is_two_way=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+
+
+class Step:
+    """Tensors of a case; pages hold NaN wherever no position of a request was written."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        generator = torch.Generator().manual_seed(case.seed)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(case.dtype)
+
+        contexts = torch.tensor([context for context, _ in case.requests])
+        counts = torch.tensor([count for _, count in case.requests])
+        lengths, num_tokens = contexts + counts, int(counts.sum())
+        pages_R = -(-lengths // case.page_size)
+        num_pages, widest = int(pages_R.sum()) + 3, max(int(pages_R.max()), 1)
+        order = torch.randperm(num_pages, generator=generator)
+        tables = torch.full((len(case.requests), widest), 2**30, dtype=torch.int32)
+        for request, count in enumerate(pages_R.tolist()):
+            tables[request, :count] = order[:count].int()
+            order = order[count:]
+        self.request_N = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+        self.positions_N = torch.arange(num_tokens) - (starts[:-1] - contexts)[self.request_N]
+        self.slots_N = self.slots(tables, self.request_N, self.positions_N)
+        ends = lengths[self.request_N] if case.is_two_way else self.positions_N + 1
+        self.visible_N = ends.int()
+        self.query_starts_R1 = starts.int()
+        self.block_tables_RP = tables
+        self.max_visible = max(int(lengths.max()), 1)
+
+        shape = (num_pages, case.num_kv_heads, case.page_size, case.head_dim)
+        self.k_pages = torch.full(shape, torch.nan, dtype=case.dtype)
+        self.v_pages = self.k_pages.clone()
+        for request, context in enumerate(contexts.tolist()):
+            at = torch.arange(context)
+            slots = self.slots(tables, torch.full_like(at, request), at)
+            for pages in (self.k_pages, self.v_pages):
+                rows = random(context, case.num_kv_heads, case.head_dim)
+                pages[slots // case.page_size, :, slots % case.page_size] = rows
+        num_heads = case.num_kv_heads * case.num_sharing
+        self.q_NHE = random(num_heads, num_tokens, case.head_dim).transpose(0, 1)
+        kv = random(num_tokens, 2 * case.num_kv_heads, case.head_dim)
+        self.k_NGE, self.v_NGE = kv[:, : case.num_kv_heads], kv[:, case.num_kv_heads :]
+        self.sinks_H = random(num_heads).float() if case.has_sinks else None
+
+    def slots(self, tables: Tensor, request_N: Tensor, position_N: Tensor) -> Tensor:
+        pages_N = tables[request_N, position_N // self.case.page_size].long()
+        return pages_N * self.case.page_size + position_N % self.case.page_size
+
+    def options(self) -> tuple[object, ...]:
+        case = self.case
+        scale = case.head_dim**-0.5
+        return (self.max_visible, scale, case.window, case.softcap, self.sinks_H)
+
+    def run(self, operator: object, k_pages: Tensor, v_pages: Tensor) -> Tensor:
+        out: Tensor = operator(  # type: ignore[operator]
+            self.q_NHE,
+            self.k_NGE,
+            self.v_NGE,
+            k_pages,
+            v_pages,
+            self.block_tables_RP,
+            self.query_starts_R1,
+            self.visible_N,
+            self.positions_N,
+            self.slots_N,
+            *self.options(),
+        )
+        return out
+
+    def run_alone(self, n: int, k_pages: Tensor, v_pages: Tensor) -> Tensor:
+        """Token n in a step of its own, over pages that hold the whole step's keys already."""
+        only, request = slice(n, n + 1), int(self.request_N[n])
+        out: Tensor = torch.ops.dspark.attention(
+            self.q_NHE[only],
+            self.k_NGE[only],
+            self.v_NGE[only],
+            k_pages,
+            v_pages,
+            self.block_tables_RP[request : request + 1],
+            torch.tensor([0, 1], dtype=torch.int32),
+            self.visible_N[only],
+            self.positions_N[only],
+            self.slots_N[only],
+            *self.options(),
+        )
+        return out[0]
+
+
+@given(case=cases)
+def test_the_operator_is_its_reference(instructions: str, case: Case) -> None:
+    step = Step(case)
+    pages = [step.k_pages.clone() for _ in range(2)], [step.v_pages.clone() for _ in range(2)]
+    out = step.run(torch.ops.dspark.attention, pages[0][0], pages[1][0])
+    expected = step.run(torch.ops.dspark.attention_reference, pages[0][1], pages[1][1])
+    tolerance = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2**-7, 1e-3)}[case.dtype]
+    torch.testing.assert_close(out, expected, rtol=tolerance[0], atol=tolerance[1])
+    for written, wanted in pages:
+        assert torch.equal(written.nan_to_num(nan=7.0), wanted.nan_to_num(nan=7.0))
+
+
+@given(case=cases)
+def test_a_token_has_the_same_bits_alone_and_in_any_step(instructions: str, case: Case) -> None:
+    step = Step(case)
+    k_pages, v_pages = step.k_pages, step.v_pages
+    out = step.run(torch.ops.dspark.attention, k_pages, v_pages)
+    for n in range(len(out)):
+        assert torch.equal(step.run_alone(n, k_pages, v_pages), out[n])
+
+
+def plain_case(**changes: object) -> Case:
+    values: dict[str, object] = {
+        "requests": [(0, 40), (200, 9), (17, 1)],
+        "num_kv_heads": 3,
+        "num_sharing": 3,
+        "head_dim": 64,
+        "page_size": 16,
+        "window": None,
+        "softcap": None,
+        "has_sinks": False,
+        "is_two_way": False,
+        "dtype": torch.bfloat16,
+        "seed": 0,
+    }
+    return Case(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_bits_do_not_depend_on_the_number_of_threads(instructions: str) -> None:
+    num_threads = torch.get_num_threads()
+    results = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        step = Step(plain_case(requests=[(700, 300), (3, 1)]))
+        results.append(step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages))
+    torch.set_num_threads(num_threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_a_step_too_large_for_the_partial_sums_has_the_same_bits(instructions: str) -> None:
+    """More than 32 MiB of partial sums: the tiles are worked off in groups."""
+    step = Step(plain_case(requests=[(2000, 700)], num_kv_heads=2))
+    out = step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages)
+    for n in (0, 1, 350, 699):
+        assert torch.equal(step.run_alone(n, step.k_pages, step.v_pages), out[n])
+
+
+def test_a_token_that_sees_nothing_gets_zeros(instructions: str) -> None:
+    step = Step(plain_case(requests=[(5, 3), (0, 1)]))
+    step.visible_N = torch.tensor([6, 0, 8, 0], dtype=torch.int32)
+    for operator in (torch.ops.dspark.attention, torch.ops.dspark.attention_reference):
+        out = step.run(operator, step.k_pages, step.v_pages)
+        assert not bool(out[[1, 3]].any())
+        assert bool(out[[0, 2]].isfinite().all())
+        assert bool(out[[0, 2]].any())
+
+
+def test_a_broken_query_shows_and_spoils_no_other(instructions: str) -> None:
+    step = Step(plain_case())
+    expected = step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages)
+    step.q_NHE[41] = torch.nan
+    out = step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages)
+    assert bool(out[41].isnan().all())
+    others = torch.arange(len(out)) != 41
+    assert torch.equal(out[others], expected[others])
+
+
+@pytest.mark.parametrize("name", ["slots_N", "block_tables_RP", "query_starts_R1", "visible_N"])
+def test_a_layout_that_leaves_the_pages_is_refused(instructions: str, name: str) -> None:
+    step = Step(plain_case())
+    getattr(step, name)[-1:] = 2**20
+    with pytest.raises(RuntimeError):
+        step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("is_two_way", [False, True])
+def test_the_reference_is_dense_attention(window: int | None, is_two_way: bool) -> None:
+    """Against PyTorch's own attention over keys laid out without pages."""
+    case = plain_case(requests=[(0, 12)], window=window, is_two_way=is_two_way, dtype=torch.float32)
+    step = Step(case)
+    out = step.run(torch.ops.dspark.attention_reference, step.k_pages, step.v_pages)
+    query, key = torch.arange(12)[:, None], torch.arange(12)[None]
+    mask = (key < step.visible_N[:, None]) & (key > query - (window or 99))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(0, 1)[None] for x in (step.q_NHE, step.k_NGE, step.v_NGE)),
+        attn_mask=mask,
+        enable_gqa=True,
+    )
+    torch.testing.assert_close(out, expected[0].transpose(0, 1))
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_reference"])
+def test_operators_keep_pytorchs_rules(instructions: str, name: str) -> None:
+    """Schema, mutation, shapes under `torch.compile` and dispatch, by PyTorch's own checker."""
+    step = Step(plain_case(requests=[(3, 2), (0, 1)], has_sinks=True, window=5))
+    step.k_pages.nan_to_num_()
+    step.v_pages.nan_to_num_()
+
+    def check(*arguments: object) -> Tensor:
+        torch.library.opcheck(getattr(torch.ops.dspark, name).default, arguments)
+        return step.q_NHE
+
+    step.run(check, step.k_pages, step.v_pages)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_compiled_model_calls_the_operator_unchanged(dtype: torch.dtype) -> None:
+    """`torch.compile` keeps attention as one opaque call, pages changed in place."""
+    step = Step(plain_case(dtype=dtype))
+    pages = [step.k_pages.clone() for _ in range(2)], [step.v_pages.clone() for _ in range(2)]
+
+    def layer(k_pages: Tensor, v_pages: Tensor) -> Tensor:
+        return 2 * attention(
+            step.q_NHE * 0.5,
+            step.k_NGE,
+            step.v_NGE,
+            k_pages,
+            v_pages,
+            step.block_tables_RP,
+            step.query_starts_R1,
+            step.visible_N,
+            step.positions_N,
+            step.slots_N,
+            max_visible=step.max_visible,
+            scale=0.125,
+        )
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(pages[0][0], pages[1][0]), layer(pages[0][1], pages[1][1]))
+    assert torch.equal(pages[0][0].nan_to_num(), pages[0][1].nan_to_num())
