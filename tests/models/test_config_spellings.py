@@ -1,5 +1,6 @@
 """One drafter, many config.json: what parses to the same thing, and what is refused."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -275,7 +276,9 @@ def test_unknown_keys_are_reported():
     """UC-083."""
     document = our_own() | {"noise_schedule": "cosine", "dflash_config": None}
     document["dspark"]["colour"] = "red"
+    document["rope_parameters"]["short_factor"] = 2.0
     (finding,) = parse_config(document).findings
+    assert "rope_parameters.short_factor" in finding
     assert "noise_schedule" in finding
     assert "dspark.colour" in finding
 
@@ -287,16 +290,16 @@ def test_unknown_keys_are_reported():
         ({"mask_token_id": None}, "has no mask_token_id"),
         ({"mask_token_id": -1}, "mask_token_id is -1"),
         ({"block_size": "7"}, "block_size as '7'"),
-        ({"block_size": ...}, "block_size as None"),
-        ({"markov_rank": ...}, "markov_rank as None"),
-        ({"num_target_layers": ...}, "num_target_layers as None"),
+        ({"block_size": ...}, "has no block_size"),
+        ({"markov_rank": ...}, "has no markov_rank"),
+        ({"num_target_layers": ...}, "has no num_target_layers"),
         ({"target_layer_ids": ...}, "has no target_layer_ids"),
         ({"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}, "which disagree"),
         ({"dflash_config": {"projector_type": "dspark", "block_size": 16}}, "block_size twice"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"rope_interleave": True}, "rope_interleave is True"),
         ({"target_hidden_size": 64}, "target_hidden_size is 64"),
-        ({"layer_types": "full_attention"}, "layer_types is 'full_attention'"),
+        ({"layer_types": "full_attention"}, "layer_types as 'full_attention'"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is None"),
         ({"layer_types": ["full_attention"]}, "layer_windows is"),
         ({"rope_parameters": {"rope_type": "foo", "rope_theta": 1e4}}, "rope_type is 'foo'"),
@@ -335,3 +338,14 @@ def test_what_a_vocabulary_map_holds_depends_on_the_exporter():
     maps = [parse_config(spelling(), num_target_layers=4).vocabulary_map for spelling in SPELLINGS]
     offsets = VocabularyMap.OFFSETS
     assert maps == [None, None, offsets, offsets, offsets, VocabularyMap.TARGET_IDS]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("value", ["x", -1, 0, 3, 2.5, True, [1], ["a"], {"a": 1}])
+def test_any_wrong_value_of_any_key_is_a_sentence_and_not_a_crash(spelling, value):
+    """A damaged or foreign file ends in `ModelError`, whatever it holds."""
+    for key, inside in spelling().items():
+        nested = inside if isinstance(inside, dict) else {}
+        for wrong in (value, *(nested | {name: value} for name in nested)):
+            with contextlib.suppress(ModelError):
+                parse_config(spelling() | {key: wrong}, num_target_layers=4)

@@ -210,6 +210,12 @@ def test_a_missing_rope_parameter_is_refused_by_name():
         toy_drafter(rope_scaling={"rope_type": "llama3", "factor": 8.0})
 
 
+@pytest.mark.parametrize("name", ["linear", "yarn", "llama3"])
+def test_rope_parameters_without_finite_angles_are_refused(name):
+    with pytest.raises(ModelError, match="no finite frequencies"):
+        toy_drafter(rope_scaling={**SCALINGS[name], "factor": 0.0})
+
+
 def test_casting_the_module_leaves_the_angles_in_float32():
     """DeepSpec's trainer loses them to bf16: deepspec.md section 7.3, first bug."""
     drafter = toy_drafter()

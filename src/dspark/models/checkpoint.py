@@ -303,7 +303,8 @@ def _tensors(weights: Mapping[str, Any], names: Sequence[str]) -> dict[str, Tens
                 f"The drafter's tensor {name} is stored as {dtype}, but it must be float32, "
                 "bfloat16 or float16; use weights that are not quantized."
             )
-        tensors[name] = weights[name].get_tensor(name)
+        # A copy: the library maps the file, and whoever overwrites it would change our weights.
+        tensors[name] = weights[name].get_tensor(name).clone()
     _check_finite(tensors, ModelError, "copy or train the drafter again")
     return tensors
 

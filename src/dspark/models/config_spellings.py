@@ -8,6 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from dspark.errors import ModelError
+from dspark.models.config_keys import (
+    INERT,
+    OURS,
+    READ,
+    ROPE,
+    SECTIONS,
+    SHIFTED_LAYER_KEYS,
+    SPECIAL_KEYS,
+    STRUCTURE,
+    check_kinds,
+)
 from dspark.models.drafter_config import DrafterConfig
 from dspark.models.drafter_format import (
     ARCHITECTURE,
@@ -22,63 +33,6 @@ _NESTED_ARCHITECTURES = frozenset(
     ("DSparkDraftModel", "DSparkSpeculator", "DFlashDraftModel", ARCHITECTURE)
 )
 """Class names of exporters that nest their keys and name the drafter's type beside them."""
-_SECTIONS = ("dflash_config", "dspark_config", "transformer_layer_config")
-_SHIFTED_LAYER_KEYS = ("aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")
-"""Layer ids counted from the embedding: one more than ours."""
-_ROPE_KEYS = ("rope_theta", "rope_parameters", "rope_scaling", "partial_rotary_factor")
-_SPECIAL_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_READ = frozenset(
-    (
-        *SIZE_KEYS,
-        *_SHIFTED_LAYER_KEYS,
-        *_ROPE_KEYS,
-        *_SPECIAL_KEYS,
-        "target_layer_ids",
-        "num_target_layers",
-        "mask_token_id",
-        "num_anchors",
-        "markov_head_type",
-        "enable_confidence_head",
-        "confidence_head_with_markov",
-        "draft_vocab_size",
-        "rms_norm_eps",
-        "attention_bias",
-        "hidden_act",
-        "layer_types",
-        "sliding_window",
-        "use_sliding_window",
-        "max_window_layers",
-        "sliding_window_non_causal",
-        "rope_interleave",
-        "causal",
-        "attention_mode",
-        "sample_from_anchor",
-        "tie_word_embeddings",
-        "target_hidden_size",
-    )
-)
-_INERT = frozenset(
-    (
-        "architectures",
-        "auto_map",
-        "attention_dropout",
-        "confidence_head_alpha",
-        "dtype",
-        "torch_dtype",
-        "initializer_range",
-        "max_anchors",
-        "model_type",
-        "projector_type",
-        "speculators_config",
-        "speculators_model_type",
-        "speculators_version",
-        "transformers_version",
-        "use_cache",
-        *_SECTIONS,
-        "dspark",
-    )
-)
-"""Keys that change nothing in how a trained drafter drafts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +59,10 @@ def parse_config(
     of drafter, a missing or contradictory key, and for what this engine would draft wrongly.
     """
     _check_kind(document)
-    ours = document.get("dspark") or {}
+    ours = _ours(document)
     _check_version(ours)
     values = _flattened(document)
+    check_kinds(values, READ)
     findings = _unknown_keys(document, values, ours)
     findings += _check_layout(values, ours, is_nested="speculators_model_type" in document)
     _check_unsupported(values)
@@ -123,13 +78,13 @@ def parse_config(
         num_target_layers=_num_target_layers(values, num_target_layers),
         target_layer_ids=_target_layer_ids(values),
         mask_token_id=_mask_token_id(values),
-        num_anchors=int(values.get("num_anchors", 512)),
-        markov_head_type=str(values.get("markov_head_type", "vanilla")),
+        num_anchors=values.get("num_anchors", 512),
+        markov_head_type=values.get("markov_head_type", "vanilla"),
         enable_confidence_head=bool(values.get("enable_confidence_head", False)),
         confidence_head_with_markov=bool(values.get("confidence_head_with_markov", False)),
         draft_vocab_size=_draft_vocab_size(values),
     )
-    special = {key: _ids(values[key]) for key in _SPECIAL_KEYS if key in values}
+    special = {key: _ids(values[key]) for key in SPECIAL_KEYS if key in values}
     return ParsedConfig(
         config=config,
         findings=tuple(findings + _check_mask(config, special)),
@@ -142,7 +97,7 @@ def parse_config(
 
 def parse_provenance(document: Mapping[str, Any]) -> Provenance | None:
     """What a config.json of ours says of the drafter's target; `None` for other exporters."""
-    ours = document.get("dspark") or {}
+    ours = _ours(document)
     target = ours.get("target")
     if target is None:
         return None
@@ -155,10 +110,19 @@ def parse_provenance(document: Mapping[str, Any]) -> Provenance | None:
     )
 
 
+def _ours(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    check_kinds(document, STRUCTURE)
+    ours: Mapping[str, Any] = document.get("dspark") or {}
+    check_kinds(ours, OURS)
+    return ours
+
+
 def _check_kind(document: Mapping[str, Any]) -> None:
     """UC-082: another kind of drafter is refused by name, before any weight is read."""
+    check_kinds(document, STRUCTURE)
     names = set(document.get("architectures") or ())
     section = document.get("dflash_config") or {}
+    check_kinds(section, STRUCTURE)
     kind = document.get("speculators_model_type") or section.get("projector_type")
     is_dspark = kind == "dspark" and bool(names & _NESTED_ARCHITECTURES)
     if is_dspark or (kind in (None, "dspark") and ARCHITECTURE in names):
@@ -182,11 +146,11 @@ def _check_version(ours: Mapping[str, Any]) -> None:
 def _flattened(document: Mapping[str, Any]) -> dict[str, Any]:
     """All keys on one level; null is the same as absent; a contradiction is refused."""
     values: dict[str, Any] = {}
-    for section in (document, *(document.get(name) or {} for name in _SECTIONS)):
+    for section in (document, *(document.get(name) or {} for name in SECTIONS)):
         for key, value in section.items():
-            if value is None or key in _INERT:
+            if value is None or key in INERT or key in STRUCTURE:
                 continue
-            if values.setdefault(key, value) != value and key in _READ:
+            if values.setdefault(key, value) != value and key in READ:
                 raise ModelError(
                     f"config.json gives {key} twice, as {values[key]!r} and as {value!r}; "
                     "keep the one that the drafter was trained with."
@@ -197,8 +161,10 @@ def _flattened(document: Mapping[str, Any]) -> dict[str, Any]:
 def _unknown_keys(
     document: Mapping[str, Any], values: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> list[str]:
-    known = {"format_version", "layout", "vocabulary_map", "layer_windows", "target", "recipe"}
-    unknown = sorted(set(values) - _READ) + sorted(f"dspark.{key}" for key in set(ours) - known)
+    strange = {f"dspark.{key}" for key in set(ours) - set(OURS)}
+    for key in ("rope_parameters", "rope_scaling"):
+        strange |= {f"{key}.{name}" for name in set(values.get(key, ())) - set(ROPE)}
+    unknown = sorted(set(values) - set(READ)) + sorted(strange)
     if not unknown:
         return []
     return [f"config.json of {document.get('architectures')} has unknown keys: {unknown}."]
@@ -254,6 +220,8 @@ def _check_unsupported(values: Mapping[str, Any]) -> None:
 def _rope(values: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
     """Base and scaling from both spellings; disagreement or absence is refused (UC-067)."""
     sources = [values.get("rope_parameters") or {}, values.get("rope_scaling") or {}]
+    for source in sources:
+        check_kinds(source, ROPE)
     if any(isinstance(value, Mapping) for source in sources for value in source.values()):
         raise ModelError(
             f"The drafter's rope_parameters is {sources[0]!r}, one rotary embedding for each "
@@ -276,18 +244,18 @@ def _rope(values: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
 
 
 def _scaling(source: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    kind = source.get("rope_type", source.get("type", "default"))
+    kind = source.get("rope_type") or source.get("type") or "default"
     _check_unsupported({"partial_rotary_factor": source.get("partial_rotary_factor", 1.0)})
     if kind == "default":
         return None
     dropped = ("type", "rope_type", "rope_theta", "partial_rotary_factor")
-    rest = {key: value for key, value in source.items() if key not in dropped}
+    rest = {key: source[key] for key in ROPE if key not in dropped and source.get(key) is not None}
     return {"rope_type": kind, **rest}
 
 
 def _windows(values: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[int | None, ...] | None:
     """The window of each layer (UC-070): ours, else layer_types, else Qwen's older flags."""
-    if "layer_windows" in ours:
+    if ours.get("layer_windows") is not None:
         return tuple(ours["layer_windows"])
     width, kinds = values.get("sliding_window"), values.get("layer_types")
     if kinds is None:
@@ -295,12 +263,12 @@ def _windows(values: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[int | 
             return None
         first, count = values.get("max_window_layers", 0), _integer(values, "num_hidden_layers")
         kinds = [("sliding" if i >= first else "full") + "_attention" for i in range(count)]
-    if isinstance(kinds, str) or set(kinds) - {"full_attention", "sliding_attention"}:
+    if set(kinds) - {"full_attention", "sliding_attention"}:
         raise ModelError(
             f"The drafter's layer_types is {kinds!r}, but it must be a list of full_attention "
             "and sliding_attention."
         )
-    if "sliding_attention" in kinds and not isinstance(width, int):
+    if "sliding_attention" in kinds and width is None:
         raise ModelError(
             f"The drafter's sliding_window is {width!r}, but its layer_types name sliding "
             "layers; write the window that the drafter was trained with."
@@ -310,7 +278,7 @@ def _windows(values: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[int | 
 
 def _target_layer_ids(values: Mapping[str, Any]) -> tuple[int, ...]:
     """Our count from any spelling: layer i means the output of decoder layer i (UC-088)."""
-    spellings = {key: [i - 1 for i in values[key]] for key in _SHIFTED_LAYER_KEYS if key in values}
+    spellings = {key: [i - 1 for i in values[key]] for key in SHIFTED_LAYER_KEYS if key in values}
     if "target_layer_ids" in values:
         spellings["target_layer_ids"] = list(values["target_layer_ids"])
     distinct = {tuple(ids) for ids in spellings.values()}
@@ -348,24 +316,26 @@ def _num_target_layers(values: Mapping[str, Any], fallback: int | None) -> int:
 
 def _draft_vocab_size(values: Mapping[str, Any]) -> int | None:
     size = values.get("draft_vocab_size")
-    return None if size is None or size == values["vocab_size"] else int(size)
+    return None if size is None or size == values.get("vocab_size") else int(size)
 
 
 def _vocabulary_map(document: Mapping[str, Any], ours: Mapping[str, Any]) -> VocabularyMap | None:
-    if "vocabulary_map" in ours:
-        return VocabularyMap(ours["vocabulary_map"])
+    stated = ours.get("vocabulary_map")
+    if stated is not None:
+        if stated not in list(VocabularyMap):
+            raise ModelError(
+                f"config.json gives dspark.vocabulary_map as {stated!r}, but it must be one of "
+                f"{', '.join(VocabularyMap)}; take the file that came with these weights."
+            )
+        return VocabularyMap(stated)
     is_exported = "speculators_model_type" in document or "dflash_config" in document
     return VocabularyMap.OFFSETS if is_exported else None
 
 
 def _integer(values: Mapping[str, Any], key: str) -> int:
-    value = values.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ModelError(
-            f"config.json gives {key} as {value!r}, but it must be a whole number; "
-            "take the file that came with these weights."
-        )
-    return value
+    if key not in values:
+        raise ModelError(f"config.json has no {key}; take the file that came with these weights.")
+    return int(values[key])
 
 
 def _ids(value: int | Sequence[int]) -> tuple[int, ...]:

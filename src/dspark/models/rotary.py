@@ -4,6 +4,7 @@ Frequencies are plain float32 tensors, so that no cast of a module reaches them:
 serving compute the same angles at every position.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -81,10 +82,19 @@ def _scaled(
                 f"The drafter's rope_type {rope_type!r} needs the parameter {parameter!r}, "
                 "which its configuration lacks; add it."
             )
-    config = Qwen3Config(
-        head_dim=head_dim,
-        max_position_embeddings=max_positions,
-        rope_parameters={**scaling, "rope_theta": theta},
-    )
-    inverse_frequency, amplitude = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
+    try:
+        config = Qwen3Config(
+            head_dim=head_dim,
+            max_position_embeddings=max_positions,
+            rope_parameters={**scaling, "rope_theta": theta},
+        )
+        inverse_frequency, amplitude = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
+        is_usable = bool(inverse_frequency.isfinite().all()) and math.isfinite(amplitude)
+    except (ArithmeticError, ValueError):
+        is_usable = False
+    if not is_usable:
+        raise ModelError(
+            f"The drafter's rope_scaling {dict(scaling)!r} gives no finite frequencies; "
+            "write the parameters that the drafter was trained with."
+        )
     return inverse_frequency.float(), float(amplitude)
