@@ -23,6 +23,9 @@ class Admission:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, request_id: str) -> bool:
+        return any(request.id == request_id for request in self._waiting)
+
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `InputError` for one that could never be admitted."""
         needed = self._positions(request)

@@ -16,8 +16,6 @@ from dspark.algorithms.noise import RoundNoise
 from dspark.algorithms.sampling import RowContext, TokenScores, process_logits, token_logprobs
 from dspark.core import (
     DraftBlock,
-    FinishReason,
-    Origin,
     Request,
     RoundResult,
     StepResult,
@@ -386,8 +384,7 @@ class Cycle:
             raise InputError(
                 f"Request {request.id!r} has stop strings, but no tokenizer is loaded."
             )
-        known = {live.request.id for live in self._live}
-        if request.id in known:
+        if request.id in self._admission or request.id in {r.request.id for r in self._live}:
             raise InputError(f"Request id {request.id!r} is in use; give each request its own.")
 
 
@@ -412,6 +409,3 @@ def _spread(block: DraftBlock, rows: Sequence[int], *, num_rows: int) -> DraftBl
         probs_RKS=None if block.probs_RKS is None else over_all(block.probs_RKS),
         confidence_RK=None if block.confidence_RK is None else over_all(block.confidence_RK),
     )
-
-
-__all__ = ["Cycle", "CycleConfig", "FinishReason", "Origin"]

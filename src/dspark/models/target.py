@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -92,7 +93,7 @@ class Target:
                 attn_implementation=attention.ATTENTION_NAME,
                 trust_remote_code=trust_remote_code,
             )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ModelError(f"Target {source} cannot be loaded: {_first_line(error)}") from error
         finally:
             transformers_logging.set_verbosity(verbosity)
