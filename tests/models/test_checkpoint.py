@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_config_spellings import GOLDEN, PROVENANCE, flat, specforge_one_section, speculators
-from test_directory import small_disk
 from torch import Tensor
-from toy_drafters import CONFIG, random_taps, serve_block, toy_drafter, toy_tables
 
 from dspark.errors import CapacityError, ModelError, NumericsError
 from dspark.models.checkpoint import (
@@ -23,6 +20,15 @@ from dspark.models.checkpoint import (
 )
 from dspark.models.config_spellings import parse_config
 from dspark.models.drafter import Drafter
+from tests.models.test_config_spellings import (
+    GOLDEN,
+    PROVENANCE,
+    flat,
+    specforge_one_section,
+    speculators,
+)
+from tests.models.test_directory import small_disk
+from tests.models.toy_drafters import CONFIG, random_taps, serve_block, toy_drafter, toy_tables
 
 HEADS = pytest.mark.parametrize("head", ["vanilla", "gated", "rnn", "none"])
 D2T_S = torch.tensor([7, 0, 39, 12, 30])

@@ -5,12 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
-from toy_drafters import CONFIG
 
 from dspark.errors import ModelError
 from dspark.models.config_spellings import parse_config
 from dspark.models.drafter_config import DrafterConfig
 from dspark.models.drafter_format import Provenance, VocabularyMap, config_document
+from tests.models.toy_drafters import CONFIG
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/deepspec_qwen3_4b.json").read_text())
 PROVENANCE = Provenance(

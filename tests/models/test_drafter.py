@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy_drafters import CONFIG, dense_block_attention, random_taps, serve_block, toy_drafter
 from transformers import DynamicCache, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Model, Qwen3RotaryEmbedding
 
@@ -13,6 +12,13 @@ from dspark.models.drafter import Drafter
 from dspark.models.drafter_config import default_target_layer_ids
 from dspark.models.packed_attention import PackedBlocks, packed_attention
 from dspark.models.rotary import Rotary
+from tests.models.toy_drafters import (
+    CONFIG,
+    dense_block_attention,
+    random_taps,
+    serve_block,
+    toy_drafter,
+)
 
 SCALINGS = {
     "none": None,

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from toy_drafters import random_taps, serve_block, toy_drafter
 
 from dspark.kernels.attention import attention
 from dspark.models.drafter import Drafter
 from dspark.models.packed_attention import PackedBlocks, packed_attention, visible_keys
+from tests.models.toy_drafters import random_taps, serve_block, toy_drafter
 
 LENGTHS = (13, 1, 9)
 ANCHORS = ((1, 2, 6, 13), (0, 1), (0, 5))
