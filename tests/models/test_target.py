@@ -241,3 +241,34 @@ def test_pages_take_the_memory_they_say() -> None:
     target = Target.wrap(random_model(config_of("qwen3")))
     pages: KVPages = target.allocate_pages(num_pages=3, page_size=4)
     assert [tuple(k.shape) for k in pages.keys] == [(3, 2, 4, 8)] * 4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_fused_layers_equal_plain_transformers(family: str) -> None:
+    plain = random_model(config_of(family))
+    target = Target.wrap(copy.deepcopy(plain), name=family)
+    num_fused = target.fuse()
+    assert num_fused == (0 if family.startswith(("gemma", "gpt-oss", "cohere2")) else 4)
+    replace_linears(target.model)
+    found = target.logits(target.states([IDS], tap_layers=()).hidden_ND)
+    assert relative_error(found, plain(IDS[None]).logits[0]) < 1e-4
+
+
+@torch.no_grad()
+def test_a_layer_that_fits_the_pattern_but_computes_otherwise_is_not_fused() -> None:
+    """A layer without rotation looks the same from outside; its output tells."""
+    plain = random_model(config_of("llama"))
+    target = Target.wrap(plain)
+    forward = target._layers[1].forward
+
+    def without_rotation(hidden: Any, *, position_embeddings: Any, **kwargs: Any) -> Any:
+        cos, sin = position_embeddings
+        tables = (torch.ones_like(cos), torch.zeros_like(sin))
+        return forward(hidden, position_embeddings=tables, **kwargs)
+
+    target._layers[1].forward = without_rotation
+    expected = target.states([IDS], tap_layers=()).hidden_ND
+    assert target.fuse() == 3
+    found = target.states([IDS], tap_layers=()).hidden_ND
+    assert relative_error(found, expected) < 1e-4

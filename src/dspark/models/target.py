@@ -18,6 +18,7 @@ from dspark.errors import ModelError
 from dspark.kernels.linear import replace_linears
 from dspark.models import attention, embedded, gguf
 from dspark.models.attention import AttentionProbe, KVPages, LayerShape
+from dspark.models.fusion import fuse_layer
 
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -39,7 +40,7 @@ class TargetSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOutput:
-    """`hidden_ND`: last hidden state after the final norm. `taps_NM`: the tapped layers' outputs."""
+    """`hidden_ND`: last hidden state after the final norm. `taps_NM`: the tapped outputs."""
 
     hidden_ND: Tensor
     taps_NM: Tensor
@@ -100,6 +101,7 @@ class Target:
             transformers_logging.enable_progress_bar()
         target = cls.wrap(model.to(device), name=str(source))
         if packed and torch.device(device).type == "cpu":
+            target.fuse()
             replace_linears(target.model, quantization=quantization)
         if compile:
             target.compile()
@@ -200,13 +202,54 @@ class Target:
         ids_N = torch.cat([ids.to(self.device) for ids in sequences])
         return self.forward(ids_N, layout=layout, pages=pages, tap_layers=tap_layers)
 
+    @torch.no_grad()
+    def fuse(self) -> int:
+        """Replace the layers that fit `fusion.FusedLayer`; returns how many did.
+
+        Each is compared with transformers' own layer on a short random text. Needs the plain
+        `nn.Linear` layers, so it comes before they are packed.
+        """
+        calls: dict[int, tuple[Any, dict[str, Any], Tensor]] = {}
+
+        def record(index: int) -> Any:
+            def hook(_layer: nn.Module, inputs: Any, arguments: Any, output: Any) -> None:
+                tensor = output[0] if isinstance(output, tuple) else output
+                if isinstance(tensor, Tensor):
+                    calls[index] = (inputs, arguments, tensor)
+
+            return hook
+
+        hooks = [
+            layer.register_forward_hook(record(index), with_kwargs=True)
+            for index, layer in enumerate(self._layers)
+        ]
+        generator = torch.Generator().manual_seed(0)
+        self.states(
+            [torch.randint(self.spec.vocab_size, (n,), generator=generator) for n in (19, 5)],
+            tap_layers=(),
+        )
+        for hook in hooks:
+            hook.remove()
+        return sum(
+            fuse_layer(
+                self._layers[index],
+                window=self.spec.layer_windows[index],
+                inputs=inputs,
+                arguments=arguments,
+                expected=expected,
+            )
+            for index, (inputs, arguments, expected) in calls.items()
+        )
+
     def compile(self) -> None:
-        """Compile the decoder layers as one region; all layers share it.
+        """Compile the decoder layers that are not fused, as one region that they all share.
 
         Two graphs are built at first use: for one token and for any larger number.
         """
         compiled: dict[Any, Any] = {}
         for layer in self._layers:
+            if hasattr(layer, "fused"):
+                continue
             plain = inspect.unwrap(type(layer).forward)
             if plain not in compiled:
                 compiled[plain] = torch.compile(plain, dynamic=True)
