@@ -22,6 +22,7 @@ _INSTRUCTIONS = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": [*_AVX512, "-mavx512vnni"],
     "avx512bf16": [*_AVX512, "-mavx512vnni", "-mavx512bf16"],
+    "amx": [*_AVX512, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 """Namespace of each instruction set and its compiler flags."""
 

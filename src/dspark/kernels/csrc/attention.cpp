@@ -47,8 +47,9 @@ struct Scratch {
   }
 };
 
-DSPARK_INLINE void transpose(Floats rows[kLanes], float* out, int64_t stride, int64_t count) {
 #if defined(__AVX512F__)
+// 16 x 16 values of 4 bytes.
+DSPARK_INLINE void transpose(Floats rows[kLanes]) {
   __m512 a[kLanes], b[kLanes];
 #pragma GCC unroll 8
   for (int i = 0; i < kLanes; i += 2) {  // pairs of rows
@@ -73,31 +74,81 @@ DSPARK_INLINE void transpose(Floats rows[kLanes], float* out, int64_t stride, in
     rows[i + 4] = _mm512_shuffle_f32x4(c2, c3, 0x88);
     rows[i + 12] = _mm512_shuffle_f32x4(c2, c3, 0xdd);
   }
-  for (int64_t e = 0; e < count; ++e) store(out + e * stride, rows[e]);
+}
 #else
+DSPARK_INLINE void transpose(Floats rows[kLanes]) {
   float values[kLanes][kLanes];
   for (int i = 0; i < kLanes; ++i) store(values[i], rows[i]);
-  for (int64_t e = 0; e < count; ++e)
-    for (int i = 0; i < kLanes; ++i) out[e * stride + i] = values[i][e];
+  for (int i = 0; i < kLanes; ++i) {
+    float column[kLanes];
+    for (int j = 0; j < kLanes; ++j) column[j] = values[j][i];
+    rows[i] = load(column);
+  }
+}
 #endif
+
+constexpr int64_t kKeyStride = kBlocks * kLanes;  // from one e to the next in Scratch::keys
+
+// Rows e to e + count of 16 keys; a null row is zeros.
+template <class T>
+DSPARK_INLINE void transpose_part(const T* const rows[kLanes], int64_t e, int64_t count,
+                                  float* out) {
+  Floats values[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i)
+    values[i] = rows[i] == nullptr ? zero()
+                : count == kLanes  ? load(rows[i] + e)
+                                   : load_some(rows[i] + e, count);
+  transpose(values);
+  for (int64_t i = 0; i < count; ++i) store(out + (e + i) * kKeyStride, values[i]);
 }
 
-// Keys of 16 positions to keys[e][lane]; positions outside of [low, high) give zeros.
-template <class T>
-void transpose_keys(const Attention& a, const Scratch& s, int64_t block, Range chunk_range,
-                    float* out) {
-  const T* pages = reinterpret_cast<const T*>(a.k_pages);
-  for (int64_t e = 0; e < a.head_dim; e += kLanes) {
-    const int64_t count = smaller(kLanes, a.head_dim - e);
-    Floats rows[kLanes];
+#if defined(__AVX512F__)
+// 32 values of 2 bytes are 16 of 4 bytes: one transposition serves twice as many.
+DSPARK_INLINE void transpose_pairs(const uint16_t* const rows[kLanes], int64_t e, float* out) {
+  Floats values[kLanes];
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) {
-      const int64_t j = block * kLanes + i;
-      const bool is_inside = j >= chunk_range.low && j < chunk_range.high;
-      const T* row = pages + s.k_offsets[is_inside ? j : chunk_range.low] + e;
-      rows[i] = !is_inside ? zero() : count == kLanes ? load(row) : load_some(row, count);
-    }
-    transpose(rows, out + e * kBlocks * kLanes, kBlocks * kLanes, count);
+  for (int i = 0; i < kLanes; ++i)
+    values[i] = rows[i] == nullptr ? zero() : _mm512_castsi512_ps(load_words(rows[i] + e));
+  transpose(values);
+  const Words high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    const Words pair = _mm512_castps_si512(values[i]);
+    float* at = out + (e + 2 * i) * kKeyStride;
+    store(at, _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)));
+    store(at + kKeyStride, _mm512_castsi512_ps(_mm512_and_si512(pair, high)));
+  }
+}
+#endif
+
+// Keys of 16 positions to out[e][lane]; positions outside of the range give zeros.
+template <class T>
+void transpose_keys(const Attention& a, const Scratch& s, int64_t block, Range range,
+                    float* out) {
+  const T* rows[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    const int64_t j = block * kLanes + i;
+    const bool is_inside = j >= range.low && j < range.high;
+    rows[i] = is_inside ? reinterpret_cast<const T*>(a.k_pages) + s.k_offsets[j] : nullptr;
+  }
+  int64_t e = 0;
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 2)
+    for (; e + 2 * kLanes <= a.head_dim; e += 2 * kLanes) transpose_pairs(rows, e, out);
+#endif
+  for (; e < a.head_dim; e += kLanes)
+    transpose_part(rows, e, smaller(kLanes, a.head_dim - e), out);
+}
+
+// Asks for rows of the pages that will be read soon.
+template <class T>
+void prefetch_rows(const char* pages, const int64_t* offsets, int64_t begin, int64_t end,
+                   int64_t head_dim) {
+  for (int64_t j = begin; j < end; ++j) {
+    const char* row = pages + offsets[j] * static_cast<int64_t>(sizeof(T));
+    for (int64_t byte = 0; byte < head_dim * static_cast<int64_t>(sizeof(T)); byte += 64)
+      _mm_prefetch(row + byte, _MM_HINT_T0);
   }
 }
 
@@ -297,6 +348,11 @@ void chunk_of(const Attention& a, const AttentionTile& tile, int64_t chunk, floa
   }
   const Range blocks = {range.low / kLanes, (range.high + kLanes - 1) / kLanes};
   for (int64_t b = blocks.low / kBlocks * kBlocks; b < blocks.high; b += kBlocks) {
+    const int64_t here = larger(b * kLanes, range.low);
+    const int64_t next = smaller((b + kBlocks) * kLanes, range.high);
+    const int64_t after = smaller((b + 2 * kBlocks) * kLanes, range.high);
+    prefetch_rows<T>(a.k_pages, s.k_offsets, next, after, a.head_dim);
+    prefetch_rows<T>(a.v_pages, s.v_offsets, here, next, a.head_dim);
     for (int64_t i = 0; i < kBlocks; ++i)
       if (b + i >= blocks.low && b + i < blocks.high)
         transpose_keys<T>(a, s, b + i, range, s.keys + i * kLanes);

@@ -93,5 +93,6 @@ struct Rows {
 DSPARK_DECLARE(avx2)
 DSPARK_DECLARE(avx512)
 DSPARK_DECLARE(avx512bf16)
+DSPARK_DECLARE(amx)
 
 }  // namespace dspark

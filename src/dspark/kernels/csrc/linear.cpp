@@ -232,6 +232,102 @@ void panels(const Linear& a, int64_t panel_begin, int64_t panel_end) {
   }
 }
 
+#if defined(__AMX_TILE__)
+// Tiles of 16 tokens by 16 outputs by 16 units. A row of the product depends on its token alone,
+// and one pass over a panel serves 16 tokens at the price of one.
+constexpr int64_t kTileUnits = 16;
+constexpr int64_t kTilePrefetchBytes = 8192;
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// Tiles 0-2 are sums, 3 holds tokens, 4-6 weights.
+DSPARK_INLINE void configure_tiles(int num_tokens) {
+  TileConfig config;
+  for (int i = 0; i < 7; ++i) {
+    config.row_bytes[i] = 64;
+    config.rows[i] = static_cast<uint8_t>(i < 4 ? num_tokens : kTileUnits);
+  }
+  _tile_loadconfig(&config);
+}
+
+template <bool kIsInt8, int kGroups>
+void tile_panel(const Linear& a, const char* weights, int64_t token, int num_tokens,
+                int64_t output, bool prefetches) {
+  constexpr int64_t stride = kGroups * kUnitBytes;
+  const char* x = a.x + token * a.x_stride;
+  _tile_zero(0);
+  if constexpr (kGroups > 1) _tile_zero(1);
+  if constexpr (kGroups > 2) _tile_zero(2);
+  for (int64_t unit = 0; unit < a.num_units; unit += kTileUnits) {
+    if (prefetches)
+      for (int64_t i = 0; i < kTileUnits * kGroups; ++i)
+        _mm_prefetch(weights + kTilePrefetchBytes + i * kUnitBytes, _MM_HINT_T0);
+    _tile_loadd(3, x, static_cast<int>(a.x_stride));
+    _tile_loadd(4, weights, stride);
+    if constexpr (kIsInt8) _tile_dpbusd(0, 3, 4);
+    else _tile_dpbf16ps(0, 3, 4);
+    if constexpr (kGroups > 1) {
+      _tile_loadd(5, weights + kUnitBytes, stride);
+      if constexpr (kIsInt8) _tile_dpbusd(1, 3, 5);
+      else _tile_dpbf16ps(1, 3, 5);
+    }
+    if constexpr (kGroups > 2) {
+      _tile_loadd(6, weights + 2 * kUnitBytes, stride);
+      if constexpr (kIsInt8) _tile_dpbusd(2, 3, 6);
+      else _tile_dpbf16ps(2, 3, 6);
+    }
+    weights += kTileUnits * stride;
+    x += kTileUnits * 4;
+  }
+  alignas(64) char sums[kGroups][16][64];
+  _tile_stored(0, sums[0], 64);
+  if constexpr (kGroups > 1) _tile_stored(1, sums[1], 64);
+  if constexpr (kGroups > 2) _tile_stored(2, sums[2], 64);
+  for (int t = 0; t < num_tokens; ++t)
+    for (int g = 0; g < kGroups; ++g) {
+      const int64_t first = output + g * kLanes;
+      const int64_t left = a.num_outputs - first;
+      const int64_t count = left < kLanes ? left : kLanes;
+      Floats value;
+      if constexpr (kIsInt8)
+        value = finish(a, load_words(sums[g][t]), token + t, first, count);
+      else
+        value = _mm512_load_ps(sums[g][t]);
+      write(a, value, token + t, first, count);
+    }
+}
+
+template <bool kIsInt8>
+void tile_panels(const Linear& a, int64_t panel_begin, int64_t panel_end) {
+  const int64_t num_groups = (a.num_outputs + kGroup - 1) / kGroup;
+  const int full = a.num_tokens < 16 ? static_cast<int>(a.num_tokens) : 16;
+  int configured = full;
+  configure_tiles(full);
+  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    const int64_t first_group = panel * kPanelGroups;
+    const int64_t left = num_groups - first_group;
+    const char* weights = a.packed + first_group * a.num_units * kUnitBytes;
+    const int64_t output = first_group * kGroup;
+    for (int64_t token = 0; token < a.num_tokens; token += 16) {
+      const int64_t rest = a.num_tokens - token;
+      const int count = rest < 16 ? static_cast<int>(rest) : 16;
+      if (count != configured) configure_tiles(configured = count);
+      const bool is_first = token == 0;
+      if (left >= 3) tile_panel<kIsInt8, 3>(a, weights, token, count, output, is_first);
+      else if (left == 2) tile_panel<kIsInt8, 2>(a, weights, token, count, output, is_first);
+      else tile_panel<kIsInt8, 1>(a, weights, token, count, output, is_first);
+    }
+  }
+  _tile_release();
+}
+#endif
+
 template <class T>
 void quantize(const T* x, int64_t width, uint8_t* out, int64_t padded, float* scale) {
   uint32_t largest_bits = 0;  // of non-negative floats, bits order as values do, NaN last
@@ -267,6 +363,13 @@ void quantize(const T* x, int64_t width, uint8_t* out, int64_t padded, float* sc
 }  // namespace
 
 void linear(const Linear& a, int64_t panel_begin, int64_t panel_end) {
+#if defined(__AMX_TILE__)
+  // The shape of the weight alone decides: a layer never mixes two orders of summation.
+  if (a.num_units % kTileUnits == 0 && a.weights == Weights::kBFloat16)
+    return tile_panels<false>(a, panel_begin, panel_end);
+  if (a.num_units % kTileUnits == 0 && a.weights == Weights::kInt8)
+    return tile_panels<true>(a, panel_begin, panel_end);
+#endif
   switch (a.weights) {
     case Weights::kFloat32:
       return panels<DotFloat32>(a, panel_begin, panel_end);

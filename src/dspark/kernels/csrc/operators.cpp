@@ -3,6 +3,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -39,7 +43,18 @@ struct Kernels {
 
 // Least to most capable; the order is the numbering of `use_instructions`.
 constexpr Kernels kSets[] = {DSPARK_KERNELS(avx2), DSPARK_KERNELS(avx512),
-                             DSPARK_KERNELS(avx512bf16)};
+                             DSPARK_KERNELS(avx512bf16), DSPARK_KERNELS(amx)};
+
+// Linux hands out the tile registers on request, once for the whole process.
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  static const bool is_granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return is_granted;
+#else
+  return false;
+#endif
+}
 
 // Number of sets that this processor runs; 0: none.
 int64_t num_sets() {
@@ -50,7 +65,10 @@ int64_t num_sets() {
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512vnni");
   if (!has_avx512) return 1;
-  return __builtin_cpu_supports("avx512bf16") ? 3 : 2;
+  if (!__builtin_cpu_supports("avx512bf16")) return 2;
+  const bool has_tiles = __builtin_cpu_supports("amx-tile") &&
+                         __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8");
+  return has_tiles && may_use_tiles() ? 4 : 3;
 }
 
 std::atomic<int64_t> chosen_set{-1};
