@@ -1,0 +1,1 @@
+"""Training examples: prompts, answers, hidden states, batches. It does not know the trainer."""

@@ -1,0 +1,241 @@
+"""Flat training batches: several sequences side by side, nothing padded, no empty block.
+
+It knows answers and their states; it does not know the drafter's weights or the loss. Which
+answers and anchors a step reads is a function of (seed, step) alone.
+
+Letters: T context rows of all sequences, A blocks of the batch, N supervised slots.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.algorithms import anchors
+from dspark.data.answers import Answer
+from dspark.data.hidden_states import States, StatesSource
+from dspark.errors import InputError
+from dspark.models.packed_attention import PackedBlocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Everything one forward and backward pass needs.
+
+    `taps_TM` ends, for each sequence, before its last anchor: nothing later is ever seen.
+    `rows_N` are the supervised slots among the A * K flattened ones; `last_ND`, `lse_N` belong
+    to those rows only.
+    """
+
+    taps_TM: Tensor
+    blocks: PackedBlocks
+    previous_AK: Tensor
+    labels_AK: Tensor
+    valid_AK: Tensor
+    rows_N: Tensor
+    last_ND: Tensor
+    lse_N: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConfig:
+    """What a step reads."""
+
+    block_size: int
+    answers_per_step: int = 16
+    micro_batches: int = 1
+    """Parts that a step is computed in; the gradient is that of the whole step (UC-111)."""
+    tokens_per_anchor: float = 3.5
+    """One block per this many candidate positions, drawn anew at each visit."""
+    num_held_out: int = 96
+    """Prompts kept out of training, with all their answers."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "answers_per_step", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)!r}, but it must be at least 1.")
+        if self.micro_batches > self.answers_per_step:
+            raise InputError(
+                f"micro_batches is {self.micro_batches}, but a step has only "
+                f"{self.answers_per_step} answers."
+            )
+        if self.tokens_per_anchor < 1.0:
+            raise InputError(
+                f"tokens_per_anchor is {self.tokens_per_anchor!r}, but it must be at least 1."
+            )
+        if self.num_held_out < 0:
+            raise InputError(f"num_held_out is {self.num_held_out!r}, but it must not be negative.")
+
+
+class AnswerBatches:
+    """Batches of answers: training steps without end, and the held-out answers."""
+
+    def __init__(
+        self, answers: Sequence[Answer], *, source: StatesSource, config: BatchConfig
+    ) -> None:
+        """Answers without a single block are left out and counted in `num_unusable`.
+
+        Raises `InputError` if nothing is left to train on.
+        """
+        self.config = config
+        self._source = source
+        kept = usable(answers)
+        self.num_unusable = len(answers) - len(kept)
+        self.train, self.held_out_answers = split_held_out(
+            kept, num_prompts=config.num_held_out, seed=config.seed
+        )
+        self._order = Order(
+            num_sequences=len(self.train), per_step=config.answers_per_step, seed=config.seed
+        )
+
+    def step(self, step: int) -> list[Batch]:
+        """Micro-batches of a step; sequence i of the step draws its anchors from (seed, step)."""
+        answers = [self.train[index] for index in self._order.sequences(step)]
+        generator = seeded(self.config.seed, 2 * step + 1)
+        size = math.ceil(len(answers) / self.config.micro_batches)
+        return list(self._packed(answers, size, generator))
+
+    def held_out(self) -> Iterator[Batch]:
+        """The held-out answers, with the same anchors each time."""
+        generator = seeded(self.config.seed, 0)
+        return self._packed(self.held_out_answers, self.config.answers_per_step, generator)
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """What must be the same for a resumed run to read the same batches."""
+        ids = hashlib.sha256("\n".join(answer.id for answer in self.train).encode()).hexdigest()
+        return {
+            "set of answers": ids,
+            "batch configuration": json.dumps(asdict(self.config), sort_keys=True),
+        }
+
+    def _packed(
+        self, answers: Sequence[Answer], size: int, generator: torch.Generator
+    ) -> Iterator[Batch]:
+        for start in range(0, len(answers), size):
+            part = answers[start : start + size]
+            drawn = [
+                draw_blocks(
+                    answer,
+                    block_size=self.config.block_size,
+                    tokens_per_anchor=self.config.tokens_per_anchor,
+                    generator=generator,
+                )
+                for answer in part
+            ]
+            states = self._source.read(part)
+            yield pack(list(zip(drawn, states, strict=True)), block_size=self.config.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Which sequences each step reads: a new permutation an epoch, a function of (seed, step)."""
+
+    num_sequences: int
+    per_step: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.num_sequences < 1:
+            raise InputError(
+                "No answer is left to train on: none has two tokens in a row that are its own; "
+                "check the answers file."
+            )
+
+    def sequences(self, step: int) -> list[int]:
+        """Indices of the sequences of `step`; consecutive steps cover whole epochs."""
+        first = step * self.per_step
+        places = range(first, first + self.per_step)
+        epochs = {place // self.num_sequences for place in places}
+        shuffled = {epoch: self._permutation(epoch) for epoch in epochs}
+        return [
+            shuffled[place // self.num_sequences][place % self.num_sequences] for place in places
+        ]
+
+    def _permutation(self, epoch: int) -> list[int]:
+        generator = seeded(self.seed, 2 * epoch)
+        order: list[int] = torch.randperm(self.num_sequences, generator=generator).tolist()
+        return order
+
+
+def seeded(seed: int, number: int) -> torch.Generator:
+    """A generator that is a function of (seed, number) alone."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + number * 7919 + 17) % 2**63)
+
+
+def usable(answers: Sequence[Answer]) -> list[Answer]:
+    """The answers with at least one anchor, in their order (UC-099, UC-113)."""
+    return [a for a in answers if anchors.candidates(a.loss_mask()).shape[0] > 0]
+
+
+def split_held_out(
+    answers: Sequence[Answer], *, num_prompts: int, seed: int
+) -> tuple[list[Answer], list[Answer]]:
+    """Answers to train on, and all answers of `num_prompts` prompts, chosen by their hash.
+
+    Adding answers later moves a prompt from one side to the other only where its hash is among
+    the smallest, so held-out figures stay comparable.
+    """
+    ranks = [
+        hashlib.sha256(f"{seed}:{list(answer.prompt_token_ids)}".encode()).hexdigest()
+        for answer in answers
+    ]
+    distinct = sorted(set(ranks))
+    if answers and num_prompts >= len(distinct):
+        raise InputError(
+            f"num_held_out is {num_prompts}, but there are only {len(distinct)} prompts; "
+            "hold out fewer or add answers."
+        )
+    kept_out = set(distinct[:num_prompts])
+    train = [a for a, rank in zip(answers, ranks, strict=True) if rank not in kept_out]
+    return train, [a for a, rank in zip(answers, ranks, strict=True) if rank in kept_out]
+
+
+def draw_blocks(
+    answer: Answer, *, block_size: int, tokens_per_anchor: float, generator: torch.Generator
+) -> anchors.Blocks:
+    """A fresh choice of anchors of one answer and what their blocks are taught."""
+    mask_T = answer.loss_mask()
+    candidates_C = anchors.candidates(mask_T)
+    count = anchors.num_anchors(candidates_C.shape[0], tokens_per_anchor=tokens_per_anchor)
+    chosen_R = anchors.choose(candidates_C, count=count, generator=generator)
+    return anchors.blocks(answer.ids(), mask_T, chosen_R, block_size=block_size)
+
+
+def pack(sequences: Sequence[tuple[anchors.Blocks, States]], *, block_size: int) -> Batch:
+    """Lay sequences side by side; each sequence has at least one block.
+
+    Lies where the states lie: ids and positions go to their device.
+    """
+    assert sequences, "a batch holds at least one sequence"
+    device = sequences[0][1].taps_NM.device
+    contexts = [int(blocks.anchors_R[-1]) for blocks, _ in sequences]
+    valid_AK = torch.cat([blocks.valid_RK for blocks, _ in sequences]).to(device)
+    last, lse = [], []
+    for blocks, states in sequences:
+        positions_n = blocks.positions_RK[blocks.valid_RK].to(device)
+        last.append(states.last_ND[positions_n])
+        if states.lse_N is not None:
+            lse.append(states.lse_N[positions_n])
+    packed = PackedBlocks(
+        context_lengths=contexts,
+        num_blocks=[blocks.anchors_R.shape[0] for blocks, _ in sequences],
+        anchors_A=torch.cat([blocks.anchors_R for blocks, _ in sequences]).to(device),
+        block_size=block_size,
+    )
+    return Batch(
+        taps_TM=torch.cat(
+            [s.taps_NM[:length] for (_, s), length in zip(sequences, contexts, strict=True)]
+        ),
+        blocks=packed,
+        previous_AK=torch.cat([blocks.previous_RK for blocks, _ in sequences]).to(device),
+        labels_AK=torch.cat([blocks.labels_RK for blocks, _ in sequences]).to(device),
+        valid_AK=valid_AK,
+        rows_N=valid_AK.flatten().nonzero().flatten(),
+        last_ND=torch.cat(last),
+        lse_N=torch.cat(lse) if len(lse) == len(sequences) else None,
+    )

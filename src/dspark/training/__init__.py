@@ -1,0 +1,1 @@
+"""Changing a drafter's weights: objective, optimiser, loop, validation."""

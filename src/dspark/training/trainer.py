@@ -1,0 +1,360 @@
+"""The training loop: batches in, a drafter out, resumable at any kill.
+
+It knows no answers, no command line and prints nothing: `on_step` and `on_validation` see what
+happens. Batches are functions of the step, so a resumed run repeats the loss curve bit for bit on
+the same machine and thread count (UC-118).
+
+Letters: M taps, K block_size.
+"""
+
+import dataclasses
+import json
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dspark.algorithms import losses
+from dspark.errors import InputError, ModelError, NumericsError
+from dspark.models.drafter import Drafter
+from dspark.training.objective import Batch, Objective, ObjectiveConfig, TargetHead, weight_sum
+from dspark.training.optimizer import Optimizer, OptimizerConfig, schedule
+from dspark.training.snapshot import read_snapshot, write_snapshot
+from dspark.training.validation import Validation, validate
+
+_CALIBRATION_STEPS = 6
+_SCALE_STEPS = 4
+
+
+class BatchSource(Protocol):
+    """What is trained on; `data.batches.AnswerBatches` has it."""
+
+    def step(self, step: int) -> Sequence[Batch]:
+        """Micro-batches of step 0, 1, ..: a function of the number alone."""
+        ...
+
+    def held_out(self) -> Iterable[Batch]:
+        """The same held-out batches each time; may be empty."""
+        ...
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Name to value of what must be the same for a resumed run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """How long and by what rule; what is read belongs to the batch source."""
+
+    steps: int | None = None
+    minutes: float | None = None
+    """One of the two: minutes are turned into steps once, by timing a few, and kept on resume."""
+    validate_every: int = 100
+    """Steps between two measurements on held-out answers."""
+    checkpoint_every: int = 50
+    """Steps between two checkpoints."""
+    is_compiled: bool = True
+    """Compile the elementwise part of the loss where a C++ compiler is at hand."""
+    objective: ObjectiveConfig = ObjectiveConfig()  # noqa: RUF009  # frozen
+    optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009  # frozen
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.minutes is None):
+            raise InputError(
+                f"steps is {self.steps!r} and minutes is {self.minutes!r}; give exactly one."
+            )
+        for name in ("steps", "minutes", "validate_every", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"{name} is {value!r}, but it must be above 0.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What one step did."""
+
+    step: int
+    """Steps done, this one included."""
+    num_steps: int
+    loss: float
+    gradient_norm: float
+    learning_rate_factor: float
+    num_slots: int
+    """Supervised slots."""
+    accepted_K: tuple[float, ...]
+    """Sum of 1 - TV over the slots at each position; 0 without a target."""
+    slots_K: tuple[float, ...]
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSummary:
+    """The last line of `dspark train`."""
+
+    steps: int
+    supervised_tokens: int
+    tokens_per_s: float
+    peak_memory_bytes: int
+    held_out_tau: float
+    """Of the best weights, which are the ones that are kept."""
+    best_step: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Progress:
+    """What of a run is neither weights nor optimiser; saved with them."""
+
+    num_steps: int | None = None
+    step: int = 0
+    best_tau: float = 0.0
+    best_step: int = 0
+    supervised_tokens: int = 0
+    train_s: float = 0.0
+
+
+class Trainer:
+    """One run, in one folder: `training.pt` to resume from, `best.pt` the best weights so far."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        *,
+        batches: BatchSource,
+        config: TrainConfig,
+        folder: str | Path,
+        target_head: TargetHead | None = None,
+        on_step: Callable[[StepReport], None] | None = None,
+        on_validation: Callable[[int, Validation], None] | None = None,
+    ) -> None:
+        self.drafter = drafter
+        self.config = config
+        self.folder = Path(folder)
+        self._batches = batches
+        self._on_step = on_step
+        self._on_validation = on_validation
+        self._optimizer = Optimizer(drafter, config=config.optimizer)
+        self._objective = Objective(
+            drafter,
+            config=config.objective,
+            target_head=TargetHead() if target_head is None else target_head,
+            kernel=compiled_chunk_terms() if config.is_compiled else losses.chunk_terms,
+        )
+        self._progress = _Progress(num_steps=config.steps)
+        self._input_scale_M: Tensor | None = None
+
+    def run(self) -> TrainSummary:
+        """Train to the end of the budget, from the last checkpoint if there is one.
+
+        Afterwards the drafter holds the weights of the best held-out accepted length, ready to
+        save. A value that is not finite raises `NumericsError` naming tensor and step; the
+        checkpoint then still is the last good one (UC-115).
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self._resume():
+            self._input_scale_M = self._measured_input_scale()
+            if self._progress.num_steps is None:
+                self._progress.num_steps = self._calibrated_num_steps()
+            self._save()
+        progress = self._progress
+        assert progress.num_steps is not None
+        while progress.step < progress.num_steps:
+            report = self._step(progress.step)
+            if self._on_step is not None:
+                self._on_step(report)
+            is_last = progress.step == progress.num_steps
+            if is_last or progress.step % self.config.validate_every == 0:
+                self._validate()
+            if is_last or progress.step % self.config.checkpoint_every == 0:
+                self._save()
+        self._take_best()
+        return TrainSummary(
+            steps=progress.num_steps,
+            supervised_tokens=progress.supervised_tokens,
+            tokens_per_s=progress.supervised_tokens / max(progress.train_s, 1e-9),
+            peak_memory_bytes=peak_memory_bytes(),
+            held_out_tau=progress.best_tau,
+            best_step=progress.best_step,
+        )
+
+    def _step(self, step: int) -> StepReport:
+        started = time.monotonic()
+        batches = self._batches.step(step)
+        decay = self.config.objective.loss_decay
+        normaliser = sum(weight_sum(batch, loss_decay=decay) for batch in batches)
+        block_size = self.drafter.config.block_size
+        accepted_K = torch.zeros(block_size, dtype=torch.float64)
+        slots_K = torch.zeros_like(accepted_K)
+        loss = 0.0
+        self._optimizer.zero_grad()
+        for batch in batches:
+            outcome = self._objective(
+                batch, normaliser=normaliser, input_scale_M=self._input_scale_M
+            )
+            outcome.loss.backward()  # type: ignore[no-untyped-call]
+            loss += float(outcome.loss.detach())
+            if outcome.head.acceptance_N is not None:
+                accepted, counted = outcome.acceptance_by_slot(block_size)
+                accepted_K += accepted
+                slots_K += counted
+        factor = self._learning_rate_factor(step)
+        norm = self._update(step, loss, factor)
+        num_slots = sum(len(batch.rows_N) for batch in batches)
+        progress, wall_s = self._progress, time.monotonic() - started
+        progress.step = step + 1
+        progress.supervised_tokens += num_slots
+        progress.train_s += wall_s
+        return StepReport(
+            step=progress.step,
+            num_steps=progress.num_steps or 0,
+            loss=loss,
+            gradient_norm=norm,
+            learning_rate_factor=factor,
+            num_slots=num_slots,
+            accepted_K=tuple(accepted_K.tolist()),
+            slots_K=tuple(slots_K.tolist()),
+            wall_s=wall_s,
+        )
+
+    def _update(self, step: int, loss: float, factor: float) -> float:
+        """The optimiser's step; names step and tensor where a value is not finite."""
+        advice = (
+            f"the last checkpoint in {self.folder} is good, start from it with a lower learning "
+            "rate."
+        )
+        if not math.isfinite(loss):
+            raise NumericsError(f"The loss of step {step + 1} is {loss}; {advice}")
+        try:
+            return self._optimizer.step(factor=factor)
+        except NumericsError as error:
+            raise NumericsError(f"Step {step + 1}: {error}; {advice}") from error
+
+    def _learning_rate_factor(self, step: int) -> float:
+        num_steps = self._progress.num_steps
+        if num_steps is None:  # calibrating: these steps are undone
+            return 1.0
+        return schedule(step, num_steps=num_steps, warmup=self.config.optimizer.warmup)
+
+    def _measured_input_scale(self) -> Tensor:
+        """1 / RMS of each tap channel over some steps' contexts, float32 [M].
+
+        Channels differ by two orders of magnitude. Training sees scaled taps, so that Muon's
+        equal steps mean the same for each; `_take_best` moves the scale into `fc`.
+        """
+        batches = [batch for step in range(_SCALE_STEPS) for batch in self._batches.step(step)]
+        num_rows = sum(len(batch.taps_TM) for batch in batches)
+        squares_M = torch.stack([b.taps_TM.float().square().sum(dim=0) for b in batches]).sum(dim=0)
+        scale_M = (squares_M / max(num_rows, 1)).clamp(min=1e-6).rsqrt()
+        return scale_M.to(self.drafter.dtype).float()
+
+    def _calibrated_num_steps(self) -> int:
+        """Steps that fit into `minutes`, from the median time of a few steps that leave no trace.
+
+        The first one pays for compilation and is not counted.
+        """
+        assert self.config.minutes is not None
+        before = _cloned(self._optimizer.state_dict())
+        times = [self._step(step).wall_s for step in range(_CALIBRATION_STEPS)]
+        self._optimizer.load_state_dict(before)
+        self._progress = _Progress()
+        typical_s = sorted(times[1:])[(len(times) - 1) // 2]
+        return max(1, int(self.config.minutes * 60.0 / typical_s))
+
+    def _validate(self) -> None:
+        validation = validate(
+            self._objective, self._batches.held_out(), input_scale_M=self._input_scale_M
+        )
+        progress = self._progress
+        tau = 0.0 if validation is None else validation.tau
+        if validation is not None and self._on_validation is not None:
+            self._on_validation(progress.step, validation)
+        if validation is not None and tau <= progress.best_tau:
+            return
+        progress.best_tau, progress.best_step = tau, progress.step
+        write_snapshot(
+            self.folder / "best.pt",
+            {"step": progress.step, "tau": tau, "masters": self._optimizer.masters},
+        )
+
+    @torch.no_grad()
+    def _take_best(self) -> None:
+        """Put the best weights into the drafter, the input scale folded into `fc`."""
+        masters = dict(read_snapshot(self.folder / "best.pt")["masters"])
+        assert self._input_scale_M is not None
+        masters["fc.weight"] = masters["fc.weight"] * self._input_scale_M
+        for name, parameter in self._optimizer.parameters.items():
+            parameter.copy_(masters[name])
+
+    def _fingerprint(self) -> dict[str, str]:
+        loop = dataclasses.asdict(self.config)
+        for name in ("validate_every", "checkpoint_every"):
+            loop.pop(name)
+        return {
+            "drafter configuration": _as_text(dataclasses.asdict(self.drafter.config)),
+            "training configuration": _as_text(loop),
+            **self._batches.fingerprint(),
+        }
+
+    def _save(self) -> None:
+        write_snapshot(
+            self.folder / "training.pt",
+            {
+                "fingerprint": self._fingerprint(),
+                "progress": dataclasses.asdict(self._progress),
+                "input_scale_M": self._input_scale_M,
+                "optimizer": self._optimizer.state_dict(),
+            },
+        )
+
+    def _resume(self) -> bool:
+        file = self.folder / "training.pt"
+        if not file.exists():
+            return False
+        saved = read_snapshot(file)
+        for key, value in self._fingerprint().items():
+            if saved["fingerprint"].get(key) != value:
+                raise ModelError(
+                    f"{file} belongs to a run with another {key}; use another folder, or delete "
+                    "it to start again."
+                )
+        self._progress = _Progress(**saved["progress"])
+        self._input_scale_M = saved["input_scale_M"].to(self.drafter.head_weight_SD.device)
+        self._optimizer.load_state_dict(saved["optimizer"])
+        return True
+
+
+def compiled_chunk_terms() -> losses.ChunkKernel:
+    """`losses.chunk_terms` compiled, or as it is where no compiler works."""
+    compiled: losses.ChunkKernel = torch.compile(losses.chunk_terms, dynamic=True)
+    ones_n = torch.ones(3)
+    try:
+        compiled(torch.ones(3, 5), torch.ones(3, 5), ones_n, ones_n, ones_n)
+    except RuntimeError:
+        return losses.chunk_terms
+    return compiled
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident size of this process so far; of the device's memory if there is a GPU."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _as_text(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _cloned(item) for key, item in value.items()}
+    return value
