@@ -8,6 +8,9 @@ import ast
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import typer
 
 _PACKAGE = Path(__file__).parent
 
@@ -55,5 +58,21 @@ def _string(node: ast.stmt) -> str:
 def _default(node: ast.expr | None) -> str | None:
     if node is None or isinstance(node, ast.Call):
         return None
+    if isinstance(node, ast.Attribute):  # a member of an enumeration, typed in lower case
+        return node.attr.lower().replace("_", "-")
     value = ast.unparse(node)
     return None if value in ("None", "()", "[]") else value.strip("'")
+
+
+def option(owner: str, name: str, *flags: str) -> Any:
+    """A typer option for a field; nothing is passed on unless the user gives it.
+
+    The command's own default is `None`, so that the field's default stays the only one.
+    """
+    field = owned_field(owner, name)
+    return typer.Option(*flags, help=field.sentence, show_default=field.default or False)
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The settings that the user gave: all that are not `None`."""
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,91 +1,17 @@
-"""Small real tokenizers of the two kinds in use, saved and loaded like a model's own."""
+"""The toy tokenizers, saved once and loaded like a model's own."""
 
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers import Tokenizer as Backend
-from tokenizers.trainers import BpeTrainer
-from transformers import PreTrainedTokenizerFast
 
 from dspark.text.tokenizer import Tokenizer
-
-CORPUS = ("the end of the story", "END of text", "hello world", "naïve café", "日本語 text")
-CHATML = (
-    "{% if messages[0]['role'] != 'system' %}<|start|>system\nBe kind.<|stop|>\n{% endif %}"
-    "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}"
-    "<|stop|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-)
-SENTENCEPIECE_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'system' %}{{ raise_exception('No system role here') }}{% endif %}"
-    "[{{ message['role'] }}] {{ message['content'] }} {% endfor %}"
-)
-
-
-def byte_level_backend() -> Backend:
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = BpeTrainer(
-        vocab_size=300,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-        special_tokens=["<|start|>", "<|stop|>"],
-    )
-    backend.train_from_iterator(CORPUS, trainer)
-    backend.add_tokens([AddedToken("<tool call>", special=False, normalized=False)])
-    return backend
-
-
-def sentencepiece_backend() -> Backend:
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces += ["▁", *"abcdefghijklmnopqrstuvwxyzEND", "▁t", "▁th", "▁the", "▁▁", "é", "日"]
-    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("▁", "▁")]
-    vocab = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
-    backend = Backend(
-        models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
-    )
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", vocab["<s>"])]
-    )
-    return backend
+from tests.toy_text import save_byte_level, save_sentencepiece
 
 
 @pytest.fixture(scope="session")
 def byte_level_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("byte-level")
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_level_backend(), bos_token="<|start|>", eos_token="<|stop|>"
-    )
-    tokenizer.chat_template = CHATML
-    tokenizer.save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="session")
-def sentencepiece_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sentencepiece")
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=sentencepiece_backend(),
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-    )
-    tokenizer.chat_template = SENTENCEPIECE_TEMPLATE
-    tokenizer.save_pretrained(path)
+    save_byte_level(path)
     return path
 
 
@@ -95,8 +21,10 @@ def byte_level(byte_level_dir: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def sentencepiece(sentencepiece_dir: Path) -> Tokenizer:
-    return Tokenizer.load(sentencepiece_dir)
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("sentencepiece")
+    save_sentencepiece(path)
+    return Tokenizer.load(path)
 
 
 @pytest.fixture(params=["byte_level", "sentencepiece"])

@@ -116,6 +116,11 @@ def _dspark(config: Mapping[str, str]) -> Generate:
         config["target"], drafter=drafter, dtype=config["dtype"], quantization=quantization
     )
 
+    if drafter is not None and llm.drafter is None:
+        raise ModelError(
+            f"no drafter is shipped for target {config['target']!r}; give one with --drafter."
+        )
+
     def generate(prompt_ids: Sequence[int], num_tokens: int) -> Sequence[int]:
         params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         return llm.generate([prompt_ids], params, speculation=drafter is not None)[0].token_ids

@@ -1,1 +1,246 @@
-"""Tables for people. It measures nothing and knows no engine."""
+"""What a person sees: coloured answers, tables, a sentence that judges them.
+
+It decides nothing about how answers are made.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dspark.benchmarks.demo import DemoReport, PromptReport, Verdict
+from dspark.benchmarks.evaluation import EvaluationReport
+from dspark.benchmarks.single import SingleReport
+from dspark.benchmarks.step import StepReport
+from dspark.benchmarks.workload import Prompt
+from dspark.core import Origin, SamplingParams
+from dspark.llm import LLM, Piece
+from dspark.text.detokenizer import Detokenizer
+from dspark.text.tokenizer import Tokenizer
+
+_STYLES = {
+    Origin.ACCEPTED: "green",
+    Origin.CORRECTED: "red",
+    Origin.BONUS: "cyan",
+    Origin.PLAIN: "",
+}
+
+
+class Painter:
+    """Turns the pieces of one answer into text coloured by how each token came to be."""
+
+    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = ()) -> None:
+        self._detokenizer = Detokenizer(tokenizer, stop)
+
+    def paint(self, piece: Piece) -> Text:
+        """The printable part of a piece; a character takes the colour of its last token."""
+        text = Text()
+        origin = Origin.PLAIN
+        for token_id, origin in zip(piece.token_ids, piece.origins, strict=True):
+            text.append(self._detokenizer.push([token_id]), _STYLES[origin])
+        if piece.finish_reason is not None:
+            text.append(self._detokenizer.flush(), _STYLES[origin])
+        return text
+
+
+def legend() -> Text:
+    """What the colours mean."""
+    return Text.assemble(
+        ("drafted and accepted", "green"), "  ", ("corrected", "red"), "  ",
+        ("the target's own after a full block", "cyan"), "  plain",
+    )  # fmt: skip
+
+
+class DemoScreen:
+    """Follows a demo on a terminal: prompt, both answers as they stream, one line of figures."""
+
+    def __init__(self, console: Console, tokenizer: Tokenizer) -> None:
+        self._console = console
+        self._tokenizer = tokenizer
+        self._painter = Painter(tokenizer)
+
+    def on_prompt(self, number: int, total: int, prompt: Prompt) -> None:
+        """A rule with the domain, then the prompt."""
+        self._console.rule(f"[bold]{number}/{total}  {prompt.domain}")
+        self._console.print(Text(prompt.text, style="bold"))
+
+    def on_answer(self, *, is_dspark: bool) -> None:
+        """A fresh line with the name of what is decoding."""
+        self._painter = Painter(self._tokenizer)
+        self._console.print("\n[bold]DSpark[/bold]  " if is_dspark else "\n[bold]plain[/bold]  ")
+
+    def on_piece(self, piece: Piece) -> None:
+        """The next words."""
+        self._console.print(self._painter.paint(piece), end="", soft_wrap=True, highlight=False)
+
+    def on_result(self, report: PromptReport) -> None:
+        """Speed and comparison of this prompt."""
+        same = "same text" if report.identical else "DIFFERENT TEXT"
+        if report.divergence is not None:
+            same = report.divergence.sentence()
+        self._console.print(
+            f"\n\n[dim]plain {report.plain_tokens_per_s:.1f} tokens/s, DSpark "
+            f"{report.dspark_tokens_per_s:.1f} tokens/s: x{report.speedup:.2f}, tau "
+            f"{report.tau:.2f}, {same}[/dim]"
+        )
+
+
+def print_demo(console: Console, report: DemoReport) -> None:
+    """One line per domain, then what it means."""
+    table = Table(title=f"plain decoding and DSpark, {report.dtype}, T={report.temperature:g}")
+    table.add_column("domain")
+    for name in (
+        "n",
+        "plain tokens/s",
+        "DSpark tokens/s",
+        "speed-up",
+        "tau",
+        "acceptance",
+        "identical",
+    ):
+        table.add_column(name, justify="right")
+    for row in report.domains:
+        table.add_row(
+            row.domain,
+            str(row.num_prompts),
+            f"{row.plain_tokens_per_s:.1f}",
+            f"{row.dspark_tokens_per_s:.1f}",
+            f"x{row.speedup:.2f}",
+            f"{row.tau:.2f}",
+            f"{row.acceptance:.0%}",
+            f"{row.num_identical}/{row.num_prompts}",
+        )
+    console.print(report.environment.sentence(), style="dim", highlight=False)
+    console.print(table)
+    for prompt in report.prompts:
+        if prompt.divergence is not None:
+            console.print(f"{prompt.prompt[:50]!r} {prompt.divergence.sentence()}")
+    console.print(
+        f"median speed-up x{report.median_speedup:.2f}, tau {report.tau:.2f} "
+        f"(tokens per round, the target's own included), text: {report.verdict.value}"
+    )
+    if report.verdict is Verdict.INCONCLUSIVE:
+        console.print("Nothing was drafted, so equal texts prove nothing; give a drafter.")
+    elif report.median_speedup < 1.0:
+        console.print("Here DSpark is slower than plain decoding: do not enable it for this model.")
+
+
+def print_single(console: Console, report: SingleReport) -> None:
+    """Engines by speed, then the ratios and what is missing."""
+    prompts = "/".join(str(n) for n in report.prompt_tokens)
+    table = Table(
+        title=f"one user, greedy, prompts of {prompts} tokens, {report.new_tokens} new tokens, "
+        f"{report.num_threads} threads, {report.rounds} rounds"
+    )
+    for name in ("engine", "version", "configuration"):
+        table.add_column(name)
+    for name in ("tokens/s", "min", "max"):
+        table.add_column(name, justify="right")
+    for engine in sorted(report.engines, key=lambda e: -e.tokens_per_s.median):
+        speed = engine.tokens_per_s
+        table.add_row(
+            engine.name,
+            engine.version,
+            ", ".join(f"{key} {value}" for key, value in engine.config.items()),
+            *(f"{value:.1f}" for value in (speed.median, speed.min, speed.max)),
+        )
+    console.print(report.environment.sentence(), style="dim", highlight=False)
+    console.print(table)
+    for name, ratio in report.ratios.items():
+        console.print(f"{name}: x{ratio:.2f}")
+    for name, command in report.missing.items():
+        console.print(f"{name}: not installed ({command})", highlight=False)
+
+
+def print_step(console: Console, report: StepReport) -> None:
+    """Milliseconds by size, beside the floor."""
+    table = Table(
+        title=f"one target pass, {report.dtype}, quantization {report.quantization or 'none'}, "
+        f"context {report.context}"
+    )
+    for name in ("tokens", "one request, ms", "x floor", "one token each, ms", "x floor"):
+        table.add_column(name, justify="right")
+    for size, one_ms in report.one_request_ms.items():
+        many_ms = report.many_requests_ms[size]
+        table.add_row(
+            size,
+            f"{one_ms:.2f}",
+            f"{one_ms / report.floor_ms:.2f}",
+            f"{many_ms:.2f}",
+            f"{many_ms / report.floor_ms:.2f}",
+        )
+    console.print(report.environment.sentence(), style="dim", highlight=False)
+    console.print(table)
+    console.print(
+        f"floor {report.floor_ms:.2f} ms = {report.weight_bytes / 1e6:.0f} MB of weights at "
+        f"{report.stream_bytes_per_s / 1e9:.1f} GB/s, read in the same run"
+    )
+
+
+def print_evaluation(console: Console, report: EvaluationReport) -> None:
+    """One line per drafter and task."""
+    table = Table(title=f"accepted length, T={report.temperature:g}")
+    table.add_column("drafter")
+    table.add_column("task")
+    for name in ("prompts", "tau", "95%", "acceptance", "by position", "tokens/s"):
+        table.add_column(name, justify="right")
+    for name, drafter in report.drafters.items():
+        for task_name, task in drafter.tasks.items():
+            table.add_row(
+                name,
+                task_name,
+                str(task.num_prompts),
+                f"{task.tau:.2f}",
+                f"±{task.tau_ci95:.2f}",
+                f"{task.acceptance_planned:.0%}",
+                " ".join(f".{round(100 * share):02d}" for share in task.conditional),
+                f"{task.tokens_per_s:.1f}",
+            )
+        table.add_row(name, "mean over tasks", "", f"{drafter.macro_tau:.2f}", "", "", "", "")
+    console.print(table)
+
+
+def stream_answer(
+    console: Console,
+    figures: Console,
+    llm: LLM,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    shows_origins: bool,
+) -> None:
+    """Print an answer while it grows, then its speed in one line of its own."""
+    painter = Painter(llm.tokenizer, stop=params.stop)
+    started, num_tokens, num_rounds = time.perf_counter(), 0, 0
+    for piece in llm.stream(prompt_ids, params):
+        text = painter.paint(piece) if shows_origins else Text(piece.text)
+        console.print(text, end="", soft_wrap=True, highlight=False)
+        num_tokens += len(piece.token_ids)
+        num_rounds += 1
+    seconds = time.perf_counter() - started
+    console.print()
+    figures.print(
+        f"{num_tokens} tokens in {seconds:.2f} s, {num_tokens / seconds:.1f} tokens/s, "
+        f"{num_tokens / max(num_rounds, 1):.2f} tokens a step",
+        style="dim",
+        highlight=False,
+    )
+
+
+def answer_json(llm: LLM, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
+    """One answer as the keys of a `--json` line."""
+    started = time.perf_counter()
+    completion = llm.generate([prompt_ids], params)[0]
+    seconds = time.perf_counter() - started
+    return {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "origins": [origin.value for origin in completion.origins],
+        "finish_reason": completion.finish_reason.value,
+        "prompt_tokens": len(completion.prompt_ids),
+        "completion_tokens": len(completion.token_ids),
+        "tau": completion.stats.tau,
+        "seconds": seconds,
+    }

@@ -20,7 +20,7 @@ import torch
 from dspark.benchmarks import peers
 from dspark.benchmarks.environment import Environment, installed_version
 from dspark.benchmarks.peers import Engine
-from dspark.errors import InputError, ModelError
+from dspark.errors import DSparkError, InputError, ModelError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,15 +146,18 @@ class Worker:
             )
         return sample
 
-    def _receive(self) -> object:
+    def _receive(self) -> Any:
         try:
-            return self._connection.recv()
+            message = self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
             self._process.join(timeout=10)
             raise ModelError(
                 f"Engine {self.engine.name} failed (exit code {self._process.exitcode}); what it "
                 "printed stands above, and no figure is reported."
             ) from error
+        if isinstance(message, DSparkError):
+            raise ModelError(f"Engine {self.engine.name} did not start: {message}")
+        return message
 
 
 def serve(connection: Connection, engine: Engine, num_threads: int) -> None:
@@ -162,7 +165,11 @@ def serve(connection: Connection, engine: Engine, num_threads: int) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, usable_processors()[:num_threads])
     torch.set_num_threads(num_threads)
-    generate = peers.build(engine, num_threads=num_threads)
+    try:
+        generate = peers.build(engine, num_threads=num_threads)
+    except DSparkError as error:  # a sentence for the user, not a crash
+        connection.send(error)
+        return
     connection.send("ready")
     while True:
         try:

@@ -1,0 +1,613 @@
+"""The command line: parse, build, call one function, print. It decides nothing else.
+
+Heavy modules are imported inside the commands, so that `--help` answers at once and without torch.
+"""
+
+import json
+import sys
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dspark.errors import DSparkError, InputError
+from dspark.options import given, option
+
+app = typer.Typer(
+    name="dspark",
+    help="A language model answers faster, with exactly the same answers.\n\n"
+    "A small drafter proposes a block of tokens, the model checks them all in one pass and keeps "
+    "what it would have said itself. Try `dspark demo` first.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(
+    help="Measure: speed beside other engines, and what a step costs.", no_args_is_help=True
+)
+app.add_typer(bench, name="bench")
+
+TARGET_HELP = (
+    "The model that answers: a directory, a hub name, a .gguf file, or the name of a small one "
+    "that is already here."
+)
+Target = Annotated[
+    str | None, typer.Option(help=TARGET_HELP, show_default="smollm2-135m", rich_help_panel="Model")
+]
+Drafter = Annotated[
+    str | None,
+    typer.Option(
+        help="Directory of a drafter; auto takes the one shipped for the target, none decodes "
+        "plainly.",
+        show_default="auto",
+        rich_help_panel="Model",
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Arithmetic: bf16, fp32, or auto, which is bf16 where the processor has it.",
+        show_default="auto",
+        rich_help_panel="Model",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, or auto.", show_default="auto", rich_help_panel="Model"),
+]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        help="int8 stores the weights in 8 bits.", show_default="none", rich_help_panel="Model"
+    ),
+]
+Eager = Annotated[
+    bool,
+    typer.Option(
+        "--eager",
+        help="Do not compile the layers: a quicker start, a slower step.",
+        rich_help_panel="Model",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        help="Processor threads.", show_default="PyTorch's choice", rich_help_panel="Model"
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print one line of JSON on the standard output and nothing else."),
+]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="Decode without the drafter, to see the difference.")
+]
+System = Annotated[
+    str | None,
+    typer.Option(help="System prompt.", show_default="that of the model's own chat template"),
+]
+
+_PARAMS = "core.SamplingParams"
+Temperature = Annotated[float | None, option(_PARAMS, "temperature")]
+TopK = Annotated[int | None, option(_PARAMS, "top_k")]
+TopP = Annotated[float | None, option(_PARAMS, "top_p")]
+MinP = Annotated[float | None, option(_PARAMS, "min_p")]
+Repetition = Annotated[float | None, option(_PARAMS, "repetition_penalty")]
+Presence = Annotated[float | None, option(_PARAMS, "presence_penalty")]
+Frequency = Annotated[float | None, option(_PARAMS, "frequency_penalty")]
+MaxTokens = Annotated[int | None, option(_PARAMS, "max_tokens")]
+MinTokens = Annotated[int | None, option(_PARAMS, "min_tokens")]
+Stop = Annotated[list[str] | None, option(_PARAMS, "stop")]
+Seed = Annotated[int | None, option(_PARAMS, "seed")]
+MaxDraft = Annotated[int | None, option(_PARAMS, "max_draft")]
+CouplingName = Annotated[str | None, option(_PARAMS, "coupling")]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Go on after the model's end-of-text tokens.")
+]
+
+_DEMO = "benchmarks.demo.DemoConfig"
+_STEP = "benchmarks.step.StepConfig"
+_SINGLE = "benchmarks.single.SingleConfig"
+_EVALUATION = "benchmarks.evaluation.EvaluationConfig"
+
+
+def main() -> None:
+    """The program: a mistake of the user's is one sentence and exit code 1, never a traceback."""
+    warnings.showwarning = _note
+    try:
+        app()
+    except DSparkError as error:
+        print(f"dspark: {error}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:  # the reader of a pipe has left
+        sys.exit(1)
+
+
+def _note(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"dspark: note: {message}", file=sys.stderr)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        try:
+            print(f"dspark {version('dspark')}")
+        except PackageNotFoundError:
+            print("dspark, not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def dspark(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from the input.")],
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
+    system: System = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
+    ] = False,
+    plain: Plain = False,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: Repetition = None,
+    presence_penalty: Presence = None,
+    frequency_penalty: Frequency = None,
+    max_tokens: MaxTokens = None,
+    min_tokens: MinTokens = None,
+    stop: Stop = None,
+    ignore_eos: IgnoreEos = False,
+    seed: Seed = None,
+    max_draft: MaxDraft = None,
+    coupling: CouplingName = None,
+    origins: Annotated[
+        bool, typer.Option("--origins", help="Colour tokens by how they came to be.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Answer one prompt. The text goes to the standard output, figures to the error output.
+
+    Example: dspark generate "Why is the sky blue?" --temperature 0
+    """
+    from dspark import assembly
+    from dspark.benchmarks.report import answer_json, stream_answer
+    from dspark.core import SamplingParams
+
+    params = SamplingParams(
+        **given(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop=stop or None,
+            seed=seed,
+            max_draft=max_draft,
+            coupling=_coupling(coupling),
+        ),
+        ignore_eos=ignore_eos,
+    )
+    llm = assembly.load_llm(
+        target=target,
+        drafter="none" if plain else drafter,
+        dtype=dtype,
+        device=device,
+        quantization=quantization,
+        is_compiled=not eager,
+        threads=threads,
+    )
+    text = sys.stdin.read() if prompt == "-" else prompt
+    prompt_ids = assembly.prompt_of(llm, text, system=system, is_raw=raw)
+    if as_json:
+        _print_json(answer_json(llm, prompt_ids, params))
+    else:
+        stream_answer(Console(), Console(stderr=True), llm, prompt_ids, params, origins)
+
+
+@app.command()
+def chat(
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
+    system: System = None,
+    plain: Plain = False,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    max_tokens: MaxTokens = None,
+    seed: Seed = None,
+    origins: Annotated[
+        bool, typer.Option("--origins", help="Colour tokens by how they came to be.")
+    ] = False,
+) -> None:
+    """Talk with the model in this terminal. /reset forgets, /exit ends, Ctrl-C stops an answer."""
+    from dspark import assembly
+    from dspark.chat import Conversation, run
+    from dspark.core import SamplingParams
+
+    params = SamplingParams(
+        **given(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            max_tokens=max_tokens,
+            seed=seed,
+        )
+    )
+    console = Console()
+    with console.status("loading"):
+        llm = assembly.load_llm(
+            target=target,
+            drafter="none" if plain else drafter,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+        )
+    conversation = Conversation(llm, params, system=system)
+    run(
+        conversation,
+        console=console,
+        read=lambda: console.input("[bold]you> [/bold]"),
+        shows_origins=origins,
+    )
+
+
+@app.command()
+def demo(
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
+    temperature: Annotated[float | None, option(_DEMO, "temperature")] = None,
+    prompts: Annotated[int | None, option(_DEMO, "num_prompts")] = None,
+    max_new_tokens: Annotated[int | None, option(_DEMO, "max_new_tokens")] = None,
+    repeats: Annotated[int | None, option(_DEMO, "repeats")] = None,
+    seed: Annotated[int | None, option(_DEMO, "seed")] = None,
+    as_json: Json = False,
+) -> None:
+    """Watch the same answers with plain decoding and with DSpark, then compare them in a table.
+
+    Exit code 0 says that every text was the same, or that each difference is a near tie within
+    the measured noise of the arithmetic.
+    """
+    from dspark import assembly
+    from dspark.benchmarks.demo import DemoConfig, run
+    from dspark.benchmarks.report import DemoScreen, legend, print_demo
+
+    config = DemoConfig(
+        **given(
+            temperature=temperature,
+            num_prompts=prompts,
+            max_new_tokens=max_new_tokens,
+            repeats=repeats,
+            seed=seed,
+        )
+    )
+    console = Console(stderr=as_json)
+    with console.status("loading the model"):
+        llm = assembly.load_llm(
+            target=target,
+            drafter=drafter,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+        )
+    if drafter != "none":
+        assembly.require_drafter(llm)
+    if not as_json:
+        console.print(legend())
+    report = run(llm, config, watcher=None if as_json else DemoScreen(console, llm.tokenizer))
+    print_demo(console, report)
+    if as_json:
+        _print_json(report.to_json())
+    if not report.verdict.is_pass:
+        raise typer.Exit(1)
+
+
+@app.command()
+def prepare(
+    prompts: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Prompt files, JSON lines: turns, OpenAI messages or ShareGPT conversations."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Answers file; an existing one is continued.")],
+    target: Target = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
+    sampling: Annotated[
+        list[str],
+        typer.Option(help="Temperature, or temperature:top_p; several take turns over prompts."),
+    ] = ["0.7:0.95", "1.0"],  # noqa: B006 (typer copies it)
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer, at most.")] = 200,
+    limit: Annotated[
+        int | None, typer.Option(help="Prompts of each file, from its top.", show_default="all")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Answers decoded together.")] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of the first prompt; the next has the next.")] = 0,
+) -> None:
+    """Let the target answer prompts: what a drafter learns from. Stop and go on at any time.
+
+    Each prompt is answered exactly once; rows that cannot be asked are counted and named.
+    """
+    from dspark import assembly
+
+    samplings = [assembly.sampling_of(text) for text in sampling]
+    console = Console(stderr=True)
+    files = assembly.read_prompt_files(prompts, limit=limit)
+    for line in files.remarks:
+        console.print(line, highlight=False)
+    with console.status("loading the model"):
+        llm = assembly.load_llm(
+            target=target,
+            drafter="none",
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+            max_requests=concurrency,
+        )
+    with _progress(console) as progress:
+        bars = _Bars(progress)
+        report = assembly.prepare_answers(
+            llm,
+            files.prompts,
+            out,
+            samplings=samplings,
+            max_new_tokens=max_new_tokens,
+            batch_size=4 * concurrency,
+            seed=seed,
+            on_batch=lambda done, total: bars.update("answers", done, total),
+        )
+    print(
+        f"{out}: {report.num_answered} answers of {report.num_answer_tokens} tokens added, "
+        f"{report.num_done_before} were there, {report.num_prompts} prompts in all"
+    )
+
+
+@app.command()
+def evaluate(
+    data: Annotated[
+        list[Path], typer.Argument(help="Prompt files (JSON lines) that were not trained on.")
+    ],
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
+    temperature: Annotated[float | None, option(_EVALUATION, "temperature")] = None,
+    max_new_tokens: Annotated[int | None, option(_EVALUATION, "max_new_tokens")] = None,
+    batch_size: Annotated[int | None, option(_EVALUATION, "batch_size")] = None,
+    seed: Annotated[int | None, option(_EVALUATION, "seed")] = None,
+    coupling: Annotated[str | None, option(_EVALUATION, "coupling")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Prompts of each file, from its top.", show_default="all")
+    ] = None,
+    heads_off: Annotated[
+        bool,
+        typer.Option(
+            "--heads-off", help="Evaluate again with the sequential head off, to see its worth."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """How many tokens a round commits (tau) and which share of the drafted ones, by task.
+
+    Example: dspark evaluate gsm8k.jsonl humaneval.jsonl --limit 20 --temperature 1
+    """
+    from dspark import assembly
+    from dspark.benchmarks.evaluation import EvaluationConfig, EvaluationReport
+    from dspark.benchmarks.evaluation import evaluate as run
+    from dspark.benchmarks.report import print_evaluation
+
+    config = EvaluationConfig(
+        **given(
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+            seed=seed,
+            coupling=_coupling(coupling),
+        )
+    )
+    tasks = assembly.read_tasks(data, limit=limit)
+    console = Console(stderr=True)
+    with console.status("loading the model"):
+        llm = assembly.load_llm(
+            target=target,
+            drafter=drafter,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+            max_requests=config.batch_size,
+        )
+    assembly.require_drafter(llm)
+    name = drafter or "shipped"
+    with _progress(console) as progress:
+        drafters = {name: run(llm, tasks, config=config, on_batch=_Bars(progress).update)}
+        if heads_off:
+            off = assembly.without_sequential_head(llm)
+            key = f"{name}, sequential head off"
+            drafters[key] = run(off, tasks, config=config, on_batch=_Bars(progress).update)
+    report = EvaluationReport(temperature=config.temperature, drafters=drafters)
+    print_evaluation(console if as_json else Console(), report)
+    if as_json:
+        _print_json(report.to_json())
+
+
+@bench.command()
+def single(
+    peers: Annotated[
+        str,
+        typer.Option(help="Other engines, separated by commas; one that is missing is named."),
+    ] = "transformers,llama-cpp,vllm",
+    llama_cpp_weights: Annotated[
+        str,
+        typer.Option(
+            help="Weights that llama.cpp gets: bf16, q8_0 and q4_0 are made of the target's own, "
+            "shipped is its file as it is."
+        ),
+    ] = "bf16,shipped",
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
+    threads: Annotated[int | None, option(_SINGLE, "num_threads", "--threads")] = None,
+    rounds: Annotated[int | None, option(_SINGLE, "rounds")] = None,
+    max_new_tokens: Annotated[int | None, option(_SINGLE, "max_new_tokens")] = None,
+    as_json: Json = False,
+) -> None:
+    """One user's speed here and in other engines: same prompts, same counts, same threads.
+
+    A peer that is not installed is listed with its pip command; an engine that fails ends the run
+    with an error and no figure.
+    """
+    from dspark.benchmarks.peers import Ours, engines
+    from dspark.benchmarks.report import print_single
+    from dspark.benchmarks.single import SingleConfig, measure
+    from dspark.benchmarks.workload import single_prompts
+    from dspark.models.target import resolve_source
+    from dspark.text.tokenizer import Tokenizer
+
+    config = SingleConfig(
+        **given(num_threads=threads, rounds=rounds, max_new_tokens=max_new_tokens)
+    )
+    ours = Ours(**given(target=target, drafter=drafter, dtype=dtype, quantization=quantization))
+    wanted = engines(ours, _names(peers), gguf_kinds=_names(llama_cpp_weights))
+    tokenizer = Tokenizer.load(resolve_source(ours.target))
+    prompts = [tokenizer.chat([{"role": "user", "content": p.text}]) for p in single_prompts()]
+    console = Console(stderr=True)
+
+    def say(number: int, name: str, tokens_per_s: float) -> None:
+        console.print(f"round {number + 1}  {name}: {tokens_per_s:.1f} tokens/s", style="dim")
+
+    report = measure(wanted, prompts, config=config, on_round=say)
+    print_single(console if as_json else Console(), report)
+    if as_json:
+        _print_json(report.to_json())
+
+
+@bench.command()
+def step(
+    target: Target = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
+    context: Annotated[int | None, option(_STEP, "context")] = None,
+    repeats: Annotated[int | None, option(_STEP, "repeats")] = None,
+    as_json: Json = False,
+) -> None:
+    """What one pass of the target costs by its number of tokens, beside the memory's limit.
+
+    Drafting pays where a pass over several tokens costs what a pass over one costs.
+    """
+    from dspark import assembly
+    from dspark.benchmarks.report import print_step
+    from dspark.benchmarks.step import StepConfig, measure
+
+    config = StepConfig(**given(context=context, repeats=repeats))
+    console = Console(stderr=True)
+    with console.status("loading the model"):
+        loaded = assembly.load_target(
+            target=target,
+            dtype=dtype or "auto",
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+        )
+
+    def say(shape: str, size: int, milliseconds: float) -> None:
+        console.print(f"{shape}, {size} tokens: {milliseconds:.2f} ms", style="dim")
+
+    report = measure(loaded, quantization=quantization, config=config, on_size=say)
+    print_step(console if as_json else Console(), report)
+    if as_json:
+        _print_json(report.to_json())
+
+
+class _Bars:
+    """One progress bar for each task of an evaluation."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._ids: dict[str, Any] = {}
+
+    def update(self, name: str, done: int, total: int) -> None:
+        if name not in self._ids:
+            self._ids[name] = self._progress.add_task(name, total=total)
+        self._progress.update(self._ids[name], completed=done)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _coupling(name: str | None) -> Any:
+    from dspark.core import Coupling
+
+    if name is None:
+        return None
+    try:
+        return Coupling(name)
+    except ValueError as error:
+        choices = " or ".join(coupling.value for coupling in Coupling)
+        raise InputError(f"coupling is {name!r}, but it must be {choices}.") from error
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value), flush=True)

@@ -1,0 +1,73 @@
+import json
+
+import pytest
+import torch
+
+from dspark.benchmarks.passes import Passes
+from dspark.benchmarks.step import StepConfig, measure, stream_bytes_per_s, streamed_bytes
+from dspark.errors import InputError
+from dspark.llm import LLM
+
+IDS = [5, 9, 200, 17, 3, 8, 8, 1]
+
+
+def test_every_shape_of_passes_gives_the_same_logits(llm: LLM) -> None:
+    passes = Passes(llm.target, num_requests=1, num_positions=len(IDS))
+    whole_TV = passes.score(IDS, chunks=[8])
+    for chunks in ([1] * 8, [3, 1, 4], [5, 3]):
+        torch.testing.assert_close(passes.score(IDS, chunks=chunks), whole_TV)
+
+
+def test_rows_of_a_pass_do_not_see_each_other(llm: LLM) -> None:
+    alone = Passes(llm.target, num_requests=1, num_positions=8).score(IDS, chunks=[8])
+    both = Passes(llm.target, num_requests=2, num_positions=8).run([IDS[::-1], IDS], start=0)
+    torch.testing.assert_close(both[8:], alone)
+
+
+def test_the_report_has_the_agreed_keys_and_every_size(llm: LLM) -> None:
+    sizes = (1, 2, 4)
+    config = StepConfig(sizes=sizes, context=16, repeats=2, warmup=1)
+    heard: list[tuple[str, int]] = []
+    report = measure(
+        llm.target,
+        quantization=None,
+        config=config,
+        on_size=lambda shape, size, ms: heard.append((shape, size)),
+    )
+    line = json.loads(json.dumps(report.to_json()))
+    assert {"dtype", "stream_bytes_per_s", "weight_bytes", "floor_ms"} <= line.keys()
+    assert list(line["one_request_ms"]) == list(line["many_requests_ms"]) == ["1", "2", "4"]
+    assert min(line["one_request_ms"].values()) > 0
+    assert line["floor_ms"] == pytest.approx(
+        1e3 * line["weight_bytes"] / line["stream_bytes_per_s"]
+    )
+    assert len(heard) == 2 * len(sizes)
+
+
+def test_the_default_sizes_are_those_of_the_contract() -> None:
+    assert StepConfig().sizes == (1, 2, 4, 8, 16, 32, 64, 128)
+    assert StepConfig().context == 256
+
+
+def test_streamed_bytes_leave_out_an_embedding_that_is_not_the_head(llm: LLM) -> None:
+    total = sum(p.numel() * p.element_size() for p in llm.target.model.parameters())
+    embedding = llm.target.embed_weight_VD.nbytes
+    packed = {
+        m.packed.data_ptr(): m.packed.nbytes
+        for m in llm.target.model.modules()
+        if hasattr(m, "packed")
+    }
+    weights = sum(packed.values())
+    streamed = streamed_bytes(llm.target)
+    assert weights <= streamed < total + weights
+    assert streamed < weights + embedding
+
+
+def test_the_stream_is_measured_in_bytes_per_second() -> None:
+    assert 1e8 < stream_bytes_per_s(1 << 22, repeats=2) < 1e13
+
+
+@pytest.mark.parametrize("changes", [{"sizes": ()}, {"context": 0}, {"repeats": 0}])
+def test_impossible_measurements_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="at least 1"):
+        StepConfig(**changes)

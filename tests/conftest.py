@@ -1,0 +1,58 @@
+"""A toy model on disk, for everything that starts from a path."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from dspark.models.checkpoint import Provenance, save_drafter, target_fingerprint
+from dspark.models.target import Target
+from dspark.text.tokenizer import Tokenizer
+from tests.toy_text import save_byte_level
+from tests.toys import toy_drafter
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of 2 layers with a byte-level tokenizer and a chat template."""
+    path = tmp_path_factory.mktemp("model")
+    config = LlamaConfig(
+        vocab_size=304,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(8.0)  # flat logits would tie in low precision
+    model.save_pretrained(path)
+    save_byte_level(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def drafter_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random drafter for it."""
+    path = tmp_path_factory.mktemp("drafters") / "random"
+    target = Target.load(model_dir, dtype=torch.float32, packed=False)
+    provenance = Provenance(
+        target_name=target.spec.name,
+        target_fingerprint=target_fingerprint(target.embed_weight_VD),
+        target_dtype="float32",
+        template_hash=Tokenizer.load(model_dir).template_hash,
+    )
+    save_drafter(
+        toy_drafter(target, mask_token_id=303, max_position_embeddings=1024),
+        path,
+        provenance=provenance,
+    )
+    return path
