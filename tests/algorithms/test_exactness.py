@@ -13,7 +13,6 @@ from itertools import product
 import pytest
 import torch
 from torch import Tensor
-from toy_distributions import chi_square_p_value, shared_noise_joint, toy_logits
 
 from dspark.algorithms.acceptance import (
     accept_matching,
@@ -28,6 +27,7 @@ from dspark.algorithms.logit_state import LogitState
 from dspark.algorithms.noise import RoundNoise, Stream
 from dspark.algorithms.sampling import RowContext, draw_categorical, draw_shared, process_logits
 from dspark.core import Coupling, SamplingParams
+from tests.algorithms.toy_distributions import chi_square_p_value, shared_noise_joint, toy_logits
 
 V = 4
 BLOCK = 3
@@ -279,14 +279,9 @@ def test_shared_draws_follow_the_exact_joint():
     count = 200_000
     p_V, q_V = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.5, 0.3])
     order = torch.tensor([2, 0, 1])
-    noise = RoundNoise(
-        seed_R=torch.arange(count),
-        position_R=torch.full((count,), 9),
-        round_R=torch.zeros(count, dtype=torch.int64),
-    )
-    key_R = noise.token_keys(0)
-    target_R = draw_shared(p_V.log().expand(count, 3), key_R)
-    draft_R = order[draw_shared(q_V[order].log().expand(count, 3), key_R, order)]
+    seed_R, position_R = torch.arange(count), torch.full((count,), 9)
+    target_R = draw_shared(p_V.log().expand(count, 3), seed_R, position_R)
+    draft_R = draw_shared(q_V[order].log().expand(count, 3), seed_R, position_R, order)
     counts = torch.bincount(3 * draft_R + target_R, minlength=9)
     expected = shared_noise_joint(p_V, q_V).flatten() * count
     assert chi_square_p_value(counts, expected) > 1e-3
@@ -317,7 +312,8 @@ def simulate(coupling: Coupling, *, count: int, accepts_always: bool = False) ->
                 uniform_R = noise.uniforms(Stream.DRAFT, slots=range(slot, slot + 1))[:, 0]
                 tokens_K.append(draw_categorical(q_PV[rows_J[-1]], uniform_R))
             else:
-                tokens_K.append(draw_shared(q_PV[rows_J[-1]].log(), noise.token_keys(slot)))
+                position_R = noise.position_R + slot
+                tokens_K.append(draw_shared(q_PV[rows_J[-1]].log(), noise.seed_R, position_R))
             rows_J.append(child_PV[rows_J[-1], tokens_K[-1]])
         draft_RK, row_RJ = torch.stack(tokens_K, 1), torch.stack(rows_J, 1)
         is_row_RJ = torch.arange(BLOCK + 1) <= torch.tensor(lengths)[:, None]
@@ -334,8 +330,8 @@ def simulate(coupling: Coupling, *, count: int, accepts_always: bool = False) ->
             )
         else:
             request_N, slot_N = is_row_RJ.nonzero(as_tuple=True)
-            key_N = noise.pick(request_N.tolist()).token_keys(slot_N)
-            target_N = draw_shared(p_NV.log(), key_N)
+            picked = noise.pick(request_N.tolist())
+            target_N = draw_shared(p_NV.log(), picked.seed_R, picked.position_R + slot_N)
             verdict = accept_matching(
                 target_tokens_N=target_N, draft_tokens_RK=draft_RK, lengths=lengths
             )

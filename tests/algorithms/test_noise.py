@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from toy_distributions import chi_square_p_value
 
 from dspark.algorithms.noise import Stream, gumbel, random_bits, round_seeds, row_keys, uniform
+from tests.algorithms.toy_distributions import chi_square_p_value
 
 U64 = 2**64 - 1
 U32 = 2**32 - 1

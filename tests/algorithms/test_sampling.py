@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_distributions import chi_square_p_value
 
 from dspark.algorithms.logit_state import LogitState
 from dspark.algorithms.noise import Stream, row_keys, uniform
@@ -19,6 +18,7 @@ from dspark.algorithms.sampling import (
 )
 from dspark.core import SamplingParams
 from dspark.errors import NumericsError
+from tests.algorithms.toy_distributions import chi_square_p_value
 
 
 def context(vocab_size: int, *, drafted=(), request_id: str = "a", **options) -> RowContext:
@@ -177,12 +177,13 @@ def test_categorical_draws_stay_in_the_support_at_the_edges(weights: list[float]
 
 def test_shared_draws_do_not_depend_on_the_batch_or_on_the_order_of_columns():
     scores_RV = torch.randn(40, 9000, generator=torch.Generator().manual_seed(2))
-    key_R = row_keys(torch.arange(40), torch.arange(40), Stream.TOKEN)
-    drawn = draw_shared(scores_RV, key_R)
+    seed_R, position_R = torch.arange(40), torch.arange(40) % 7
+    drawn = draw_shared(scores_RV, seed_R, position_R)
     for r in range(40):
-        assert draw_shared(scores_RV[r : r + 1], key_R[r : r + 1]).item() == drawn[r]
+        one = slice(r, r + 1)
+        assert draw_shared(scores_RV[one], seed_R[one], position_R[one]).item() == drawn[r]
     order = torch.randperm(9000, generator=torch.Generator().manual_seed(3))
-    assert torch.equal(order[draw_shared(scores_RV[:, order], key_R, order)], drawn)
+    assert torch.equal(draw_shared(scores_RV[:, order], seed_R, position_R, order), drawn)
 
 
 def test_shared_draws_follow_the_distribution_after_filters():
@@ -191,9 +192,7 @@ def test_shared_draws_follow_the_distribution_after_filters():
     logits_1V = torch.tensor([[1.0, -0.5, 0.3, 2.0, 0.0, -3.0]])
     scores = process_logits(logits_1V, [row])
     seeds = torch.arange(count)
-    drawn = draw_shared(
-        scores.scores_NV.expand(count, 6), row_keys(seeds, 0 * seeds + 3, Stream.TOKEN)
-    )
+    drawn = draw_shared(scores.scores_NV.expand(count, 6), seeds, torch.full_like(seeds, 3))
     counts = torch.bincount(drawn, minlength=6)
     assert chi_square_p_value(counts, scores.probs()[0] * count) > 1e-3
 

@@ -77,7 +77,7 @@ def decode(
         )
         verdict = accept(
             scores=scores,
-            draft_tokens_RK=torch.tensor(drafted).view(len(requests), block_size),
+            draft_tokens_RK=torch.tensor(drafted, dtype=torch.int64),
             draft_probs_RKS=probs_RKS,
             lengths=lengths,
             noise=noise,

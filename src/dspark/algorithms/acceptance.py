@@ -20,7 +20,8 @@ from torch import Tensor
 
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
 from dspark.algorithms.noise import RoundNoise, Stream
-from dspark.algorithms.sampling import TokenScores, draw_categorical, draw_shared
+from dspark.algorithms.row_chunks import row_chunks
+from dspark.algorithms.sampling import SharedDraw, TokenScores, draw_categorical, draw_shared
 from dspark.core import Coupling, Origin, SamplingParams
 from dspark.errors import InputError
 
@@ -56,23 +57,29 @@ class SlotDraft:
 
 
 def draw_draft(
-    scores: TokenScores, *, noise: RoundNoise, slot: int, vocabulary: DraftVocabulary | None = None
+    scores: TokenScores,
+    *,
+    noise: RoundNoise,
+    slot: int,
+    vocabulary: DraftVocabulary | None = None,
+    shared_draw: SharedDraw = draw_shared,
 ) -> SlotDraft:
     """Draws the token of `slot` for each request from the drafter's processed scores [R, S]."""
-    columns_R = scores.best_N.clone()
     shared = [r for r, row in enumerate(scores.rows) if _draws_shared(row.params)]
     maximal = [r for r, row in enumerate(scores.rows) if _draws_maximal(row.params)]
-    if shared:
-        token_S = None if vocabulary is None else vocabulary.d2t_S
-        columns_R[shared] = draw_shared(
-            scores.scores_NV[shared], noise.pick(shared).token_keys(slot), token_S
-        )
-    probs_RS = None
+    token_S = None if vocabulary is None else vocabulary.d2t_S
+    columns_R, probs_RS = scores.best_N, None
     if maximal:
         probs_RS = scores.probs()
         uniform_R = noise.pick(maximal).uniforms(Stream.DRAFT, slots=range(slot, slot + 1))[:, 0]
-        columns_R[maximal] = draw_categorical(probs_RS[maximal], uniform_R)
-    tokens_R = columns_R if vocabulary is None else vocabulary.d2t_S[columns_R]
+        columns_R = columns_R.clone()
+        columns_R[maximal] = draw_categorical(_picked(probs_RS, maximal), uniform_R)
+    tokens_R = columns_R.clone() if token_S is None else token_S[columns_R]
+    if shared:
+        picked = noise.pick(shared)
+        tokens_R[shared] = shared_draw(
+            _picked(scores.scores_NV, shared), picked.seed_R, picked.position_R + slot, token_S
+        )
     return SlotDraft(tokens_R=tokens_R, probs_RS=probs_RS)
 
 
@@ -84,30 +91,36 @@ def accept(
     lengths: Sequence[int],
     noise: RoundNoise,
     vocabulary: DraftVocabulary | None = None,
+    shared_draw: SharedDraw = draw_shared,
 ) -> Verdict:
     """Judges one round of R requests: greedy, maximal and shared noise may be mixed.
 
     `scores` are the target's N rows. Only the first `lengths[r]` tokens of a row of
     `draft_tokens_RK` (target ids) are looked at; ids outside the vocabulary are rejected.
-    `draft_probs_RKS` are the distributions the tokens were drawn from; `None` if no request
-    uses maximal coupling. Raises `InputError` if a request has banned every token.
+    `draft_probs_RKS` are the distributions the tokens were drawn from; `None` if no drafted
+    token of a request with maximal coupling is verified. Raises `InputError` if a request has
+    banned every token.
     """
     assert len(scores.rows) == sum(lengths) + len(lengths), "length + 1 rows per request"
     starts = _starts(lengths)
     draft_tokens_RK = _refuse_beyond_impossible(scores, draft_tokens_RK, starts)
-    target_tokens_N = _target_tokens(scores, lengths, noise)
+    target_tokens_N = _target_tokens(scores, lengths, noise, shared_draw)
     verdict = accept_matching(
         target_tokens_N=target_tokens_N, draft_tokens_RK=draft_tokens_RK, lengths=lengths
     )
     maximal = [r for r, start in enumerate(starts) if _draws_maximal(scores.rows[start].params)]
     if maximal:
-        assert draft_probs_RKS is not None, "maximal coupling needs the drafter's distributions"
         picked_noise = noise.pick(maximal)
-        num_slots = draft_tokens_RK.shape[1]
+        num_slots = max(lengths[r] for r in maximal)
+        is_every = len(maximal) == len(lengths)
+        probs_NV = scores.probs(None if is_every else _rows_of(maximal, lengths))
+        if num_slots == 0:
+            draft_probs_RKS = probs_NV.new_zeros((len(lengths), 0, 1))
+        assert draft_probs_RKS is not None, "maximal coupling needs the drafter's distributions"
         ratio_verdict = accept_maximal(
-            probs_NV=scores.probs(_rows_of(maximal, lengths)),
-            draft_tokens_RK=draft_tokens_RK[maximal],
-            draft_probs_RKS=draft_probs_RKS[maximal],
+            probs_NV=probs_NV,
+            draft_tokens_RK=draft_tokens_RK[maximal, :num_slots],
+            draft_probs_RKS=draft_probs_RKS[maximal, :num_slots],
             lengths=[lengths[r] for r in maximal],
             accept_uniforms_RK=picked_noise.uniforms(Stream.ACCEPT, slots=range(num_slots)),
             next_uniforms_R=picked_noise.uniforms(Stream.TARGET, slots=range(1))[:, 0],
@@ -152,15 +165,20 @@ def accept_maximal(
     is_accepted_RK = is_planned_RK & (accept_uniforms_RK < accept_probability(p_RK, q_RK))
     num_accepted_R = is_accepted_RK.to(torch.int64).cumprod(1).sum(1)
 
-    # Rows drawn from the residual: a planned token was rejected, and it came from its q.
-    weights_RV = probs_NV[start_R + num_accepted_R]
+    # A row is drawn from the residual if its token was rejected, and had come from its q.
     is_drawn = (q_RK > 0).tolist()
     slots = num_accepted_R.tolist()
-    corrected = [r for r, slot in enumerate(slots) if slot < lengths[r] and is_drawn[r][slot]]
-    if corrected:
-        q_CS = draft_probs_RKS[corrected, [slots[r] for r in corrected]]
-        weights_RV[corrected] = residual(weights_RV[corrected], q_CS, vocabulary)
-    return _verdict(num_accepted_R, draw_categorical(weights_RV, next_uniforms_R), lengths)
+    tokens_R = torch.empty_like(num_accepted_R)
+    for chunk in row_chunks(probs_NV[: len(lengths)]):
+        weights_RV = probs_NV[(start_R + num_accepted_R)[chunk]]
+        requests = range(len(lengths))[chunk]
+        corrected = [r for r in requests if slots[r] < lengths[r] and is_drawn[r][slots[r]]]
+        if corrected:
+            index = [r - chunk.start for r in corrected]
+            q_CS = draft_probs_RKS[corrected, [slots[r] for r in corrected]]
+            weights_RV[index] = residual(weights_RV[index], q_CS, vocabulary)
+        tokens_R[chunk] = draw_categorical(weights_RV, next_uniforms_R[chunk])
+    return _verdict(num_accepted_R, tokens_R, lengths)
 
 
 def accept_probability(p: Tensor, q: Tensor) -> Tensor:
@@ -216,20 +234,27 @@ def _rows_of(requests: Sequence[int], lengths: Sequence[int]) -> list[int]:
     return [starts[r] + j for r in requests for j in range(lengths[r] + 1)]
 
 
-def _target_tokens(scores: TokenScores, lengths: Sequence[int], noise: RoundNoise) -> Tensor:
-    """The target's own token of each row: int64 [N]. Rows of maximal coupling have no use of it."""
-    request_N = [r for r, length in enumerate(lengths) for _ in range(length + 1)]
-    slot_N = [j for length in lengths for j in range(length + 1)]
+def _target_tokens(
+    scores: TokenScores, lengths: Sequence[int], noise: RoundNoise, shared_draw: SharedDraw
+) -> Tensor:
+    """The target's own token of each row: int64 [N]. Maximal coupling has no use of its rows."""
     shared = [n for n, row in enumerate(scores.rows) if _draws_shared(row.params)]
     if not shared:
         return scores.best_N
+    request_N = [r for r, length in enumerate(lengths) for _ in range(length + 1)]
+    slot_N = [j for length in lengths for j in range(length + 1)]
     slot_R = torch.tensor([slot_N[n] for n in shared], device=scores.best_N.device)
-    key_R = noise.pick([request_N[n] for n in shared]).token_keys(slot_R)
-    is_every_row = len(shared) == len(scores.rows)
-    scores_RV = scores.scores_NV if is_every_row else scores.scores_NV[shared]
+    picked = noise.pick([request_N[n] for n in shared])
     tokens_N = scores.best_N.clone()
-    tokens_N[shared] = draw_shared(scores_RV, key_R)
+    tokens_N[shared] = shared_draw(
+        _picked(scores.scores_NV, shared), picked.seed_R, picked.position_R + slot_R, None
+    )
     return tokens_N
+
+
+def _picked(values_NV: Tensor, rows: Sequence[int]) -> Tensor:
+    """These rows; the tensor itself, not a copy, if they are all of them in order."""
+    return values_NV if len(rows) == len(values_NV) else values_NV[list(rows)]
 
 
 def _verify_rows(draft_tokens_RK: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,18 +6,19 @@ equal scores by id, lowest first:
     top-k  keeps exactly the first k;
     top-p  keeps a token iff the mass ranked before it is below top_p (so always the first);
     min-p  keeps a token iff its probability is at least min_p times the largest one.
-What top-k and top-p keep is a prefix of the ranking, so it is found from the sorted values of
-a few leading tokens; the whole vocabulary is sorted only for rows whose prefix is longer.
+What top-k and top-p keep is a prefix of the ranking. Its length follows from the sorted scores
+without their ids; which of equal scores it takes is settled afterwards.
 Letters: F filtered rows, C leading tokens, V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dspark.algorithms.row_chunks import row_chunks
 from dspark.core import SamplingParams
 
 
@@ -40,24 +41,10 @@ class Filter:
         return self.top_k is None and self.top_p == 1.0 and self.min_p == 0.0
 
 
-def filter_scores(
-    scores_FV: Tensor, tokens: Filter, *, lead_sizes: Sequence[int] = (64, 1024)
-) -> Tensor:
-    """A copy of `scores_FV` (float32, finite maximum in each row) with dropped tokens at -inf.
-
-    `lead_sizes` are the numbers of leading tokens tried before the whole vocabulary; the result
-    does not depend on them.
-    """
-    kept_FV = scores_FV
-    vocab_size = scores_FV.shape[1]
-    if tokens.top_k is not None and tokens.top_k < vocab_size:
-        kept_FV = _keep_top_k(scores_FV, tokens.top_k, tokens.top_p)
-    elif tokens.top_p < 1.0:
-        kept_FV = _keep_top_p(scores_FV, tokens.top_p, lead_sizes)
-    if tokens.min_p > 0.0:
-        below_FV = kept_FV - kept_FV.amax(-1, keepdim=True) < math.log(tokens.min_p)
-        kept_FV = kept_FV.masked_fill(below_FV, -math.inf)
-    return kept_FV.clone() if kept_FV is scores_FV else kept_FV
+def filter_scores_(scores_FV: Tensor, tokens: Filter) -> None:
+    """Sets dropped tokens to -inf in place; float32 scores with a finite maximum in each row."""
+    for rows in row_chunks(scores_FV):
+        _filter_chunk_(scores_FV[rows], tokens)
 
 
 def keep_leading(scores_FV: Tensor, num_kept_F: Tensor, last_F: Tensor) -> Tensor:
@@ -74,46 +61,31 @@ def keep_leading(scores_FV: Tensor, num_kept_F: Tensor, last_F: Tensor) -> Tenso
     return above_FV | (ties_FV & (ties_FV.cumsum(-1) <= num_ties_F[:, None]))
 
 
-def _keep_top_k(scores_FV: Tensor, top_k: int, top_p: float) -> Tensor:
-    lead_FC = scores_FV.topk(top_k, dim=-1).values
-    before_FC, weight_FC = _masses(lead_FC)
-    total_F1 = before_FC[:, -1:] + weight_FC[:, -1:]
-    num_kept_F = torch.full_like(lead_FC[:, 0], top_k, dtype=torch.int64)
-    if top_p < 1.0:
-        num_kept_F = (before_FC < top_p * total_F1).sum(-1)
-    return _masked(scores_FV, lead_FC, num_kept_F)
+def _filter_chunk_(scores_FV: Tensor, tokens: Filter) -> None:
+    limit = min(tokens.top_k or scores_FV.shape[1], scores_FV.shape[1])
+    if limit < scores_FV.shape[1] or tokens.top_p < 1.0:
+        lead_FC = _sorted_descending(scores_FV)[:, :limit]
+        num_kept_F = _prefix_lengths(lead_FC, tokens.top_p)
+        last_F = lead_FC.gather(1, num_kept_F[:, None] - 1)[:, 0]
+        kept_FV = keep_leading(scores_FV, num_kept_F, last_F)
+        scores_FV.masked_fill_(~kept_FV, -math.inf)
+    if tokens.min_p > 0.0:
+        below_FV = scores_FV - scores_FV.amax(-1, keepdim=True) < math.log(tokens.min_p)
+        scores_FV.masked_fill_(below_FV, -math.inf)
 
 
-def _keep_top_p(scores_FV: Tensor, top_p: float, lead_sizes: Sequence[int]) -> Tensor:
-    vocab_size = scores_FV.shape[1]
-    kept_FV = torch.empty_like(scores_FV)
-    # The softmax kernel treats each row alone, unlike a sum that may split a single row over
-    # threads; the mass of a row must not depend on its batch mates.
-    total_F1 = 1.0 / scores_FV.softmax(-1).amax(-1, keepdim=True).to(torch.float64)
-    open_F = torch.arange(len(scores_FV), device=scores_FV.device)
-    for lead_size in (*(size for size in lead_sizes if size < vocab_size), vocab_size):
-        lead_FC = scores_FV[open_F].topk(lead_size, dim=-1).values
-        before_FC, _ = _masses(lead_FC)
-        num_kept_F = (before_FC < top_p * total_F1[open_F]).sum(-1)
-        is_closed_F = num_kept_F < lead_size
-        if lead_size == vocab_size:
-            is_closed_F = torch.ones_like(is_closed_F)
-        closed_F = open_F[is_closed_F]
-        kept_FV[closed_F] = _masked(
-            scores_FV[closed_F], lead_FC[is_closed_F], num_kept_F[is_closed_F]
-        )
-        open_F = open_F[~is_closed_F]
-        if not len(open_F):
-            break
-    return kept_FV
+def _prefix_lengths(lead_FC: Tensor, top_p: float) -> Tensor:
+    """How many leading tokens top-p keeps of each row: int64 [F], at least 1."""
+    if top_p == 1.0:
+        return torch.full_like(lead_FC[:, 0], lead_FC.shape[1], dtype=torch.int64)
+    # A running sum goes token by token, whoever shares the batch.
+    mass_FC = (lead_FC - lead_FC[:, :1]).exp().cumsum(-1, dtype=torch.float64)
+    num_below_F = torch.searchsorted(mass_FC, top_p * mass_FC[:, -1:])[:, 0]
+    return (num_below_F + 1).clamp(max=lead_FC.shape[1])
 
 
-def _masses(lead_FC: Tensor) -> tuple[Tensor, Tensor]:
-    """Mass ranked before each leading token and its own, the first token's own mass being 1."""
-    weight_FC = (lead_FC - lead_FC[:, :1]).to(torch.float64).exp()
-    return weight_FC.cumsum(-1) - weight_FC, weight_FC
-
-
-def _masked(scores_FV: Tensor, lead_FC: Tensor, num_kept_F: Tensor) -> Tensor:
-    last_F = lead_FC.gather(1, (num_kept_F - 1)[:, None])[:, 0]
-    return scores_FV.masked_fill(~keep_leading(scores_FV, num_kept_F, last_F), -math.inf)
+def _sorted_descending(scores_FV: Tensor) -> Tensor:
+    if scores_FV.device.type == "cpu":
+        # NumPy sorts floats some twenty times faster than torch, which carries indices along.
+        return torch.from_numpy(-np.sort(-scores_FV.numpy(), axis=-1))
+    return scores_FV.sort(-1, descending=True).values

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
+from dspark.algorithms.row_chunks import row_chunks
 from dspark.core import SamplingParams
 from dspark.errors import InputError
 
@@ -90,10 +91,11 @@ class LogitState:
         `logits_nV` float32; with a `vocabulary` its columns are the drafter's. `drafted[j]` are
         the tokens drafted before row j in this round; invalid ids among them are passed over.
         """
-        self._add_bias_(logits_nV, vocabulary)
-        self._ban_words_(logits_nV, drafted, vocabulary)
-        self._ban_early_stop_(logits_nV, drafted, vocabulary)
-        self._penalise_(logits_nV, drafted, vocabulary)
+        for rows in row_chunks(logits_nV):
+            self._add_bias_(logits_nV[rows], vocabulary)
+            self._ban_words_(logits_nV[rows], drafted[rows], vocabulary)
+            self._ban_early_stop_(logits_nV[rows], drafted[rows], vocabulary)
+            self._penalise_(logits_nV[rows], drafted[rows], vocabulary)
 
     def _remember(self, token_ids: Sequence[int]) -> None:
         if self._tail_length:

@@ -66,11 +66,6 @@ class RoundNoise:
             round_R=self.round_R[index],
         )
 
-    def token_keys(self, slot: int | Tensor) -> Tensor:
-        """Keys of the Gumbel noise shared at `slot` (one, or one per request), the same in any
-        round: int64 [R]."""
-        return row_keys(self.seed_R, self.position_R + slot, Stream.TOKEN)
-
     def uniforms(self, stream: Stream, *, slots: range) -> Tensor:
         """Uniforms of this round alone, float64 [R, len(slots)]; see `round_seeds`."""
         seed_R1 = round_seeds(self.seed_R, self.round_R)[:, None]

@@ -8,7 +8,7 @@ Letters: N rows, V the target's vocabulary or the drafter's columns, R rows pick
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -16,11 +16,15 @@ import torch
 from torch import Tensor
 
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
-from dspark.algorithms.filters import Filter, filter_scores, keep_leading
+from dspark.algorithms.filters import Filter, filter_scores_, keep_leading
 from dspark.algorithms.logit_state import LogitState
-from dspark.algorithms.noise import gumbel
+from dspark.algorithms.noise import Stream, gumbel, row_keys
+from dspark.algorithms.row_chunks import row_chunks
 from dspark.core import SamplingParams, TokenLogprobs
 from dspark.errors import NumericsError
+
+SharedDraw = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""(scores_RV, seed_R, position_R, token_V) -> token ids [R]: `draw_shared` or a faster twin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +96,8 @@ def process_logits(
     # so that small temperatures do not magnify a rounding.
     scores_NV -= max_N[:, None]
     _divide_by_temperature_(scores_NV, rows)
-    for item, indices in _rows_by_filter(rows).items():
-        if len(indices) == len(rows):
-            scores_NV = filter_scores(scores_NV, item)
-        else:
-            scores_NV[indices] = filter_scores(scores_NV[indices], item)
+    for start, group in _runs(rows, lambda row: _filter_of(row.params)):
+        filter_scores_(scores_NV[start : start + len(group)], _filter_of(group[0].params))
     return TokenScores(scores_NV=scores_NV, best_N=best_N, rows=rows, impossible=impossible)
 
 
@@ -106,28 +107,31 @@ def draw_categorical(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:
     Weights need not sum to 1, but each row needs some mass; weight 0 is never drawn for a
     uniform in [0, 1).
     """
-    cumulative_RV = probs_RV.cumsum(-1, dtype=torch.float64)
-    threshold_R1 = uniform_R.to(torch.float64)[:, None] * cumulative_RV[:, -1:]
-    return torch.searchsorted(cumulative_RV, threshold_R1, right=True)[:, 0]
+    indices_R = torch.empty_like(uniform_R, dtype=torch.int64)
+    for rows in row_chunks(probs_RV):
+        cumulative_rV = probs_RV[rows].cumsum(-1, dtype=torch.float64)
+        threshold_r1 = uniform_R[rows, None].to(torch.float64) * cumulative_rV[:, -1:]
+        indices_R[rows] = torch.searchsorted(cumulative_rV, threshold_r1, right=True)[:, 0]
+    return indices_R
 
 
-def draw_shared(scores_RV: Tensor, key_R: Tensor, token_V: Tensor | None = None) -> Tensor:
-    """argmax(score + g) per row, a draw from softmax(score): int64 indices [R].
+def draw_shared(
+    scores_RV: Tensor, seed_R: Tensor, position_R: Tensor, token_V: Tensor | None = None
+) -> Tensor:
+    """argmax(score + g) per row, a draw from softmax(score): token ids int64 [R].
 
-    The noise belongs to (key, token), so that drafter and target meet at equal keys. `token_V`
-    are the target ids of the columns, `None` for the target itself.
+    The noise belongs to (seed, position, token), so that drafter and target meet. `token_V` are
+    the target ids of the columns, `None` for the target itself.
     """
-    if token_V is None:
-        token_V = torch.arange(scores_RV.shape[1], dtype=torch.int32, device=scores_RV.device)
-    # A few rows at a time: float64 noise of a large batch would not stay in the cache.
-    num_rows = max(1, 2**17 // scores_RV.shape[1])
-    winners = [
-        (gumbel(key_r, token_V) + scores_rV).max(-1).indices
-        for scores_rV, key_r in zip(
-            torch.split(scores_RV, num_rows), torch.split(key_R, num_rows), strict=True
-        )
-    ]
-    return torch.cat(winners)
+    key_R = row_keys(seed_R, position_R, Stream.TOKEN)
+    noise_ids_V = token_V
+    if noise_ids_V is None:
+        noise_ids_V = torch.arange(scores_RV.shape[1], device=scores_RV.device)
+    noise_ids_V = noise_ids_V.to(torch.int32)
+    column_R = torch.empty_like(key_R)
+    for rows in row_chunks(scores_RV):
+        column_R[rows] = gumbel(key_R[rows], noise_ids_V).add_(scores_RV[rows]).max(-1).indices
+    return column_R if token_V is None else token_V[column_R]
 
 
 def token_logprobs(
@@ -157,20 +161,22 @@ def token_logprobs(
 def _shape_(
     scores_NV: Tensor, rows: Sequence[RowContext], vocabulary: DraftVocabulary | None
 ) -> None:
-    start = 0
-    for state, group in _runs_of_one_request(rows):
-        end = start + len(group)
+    for start, group in _runs(rows, lambda row: id(row.state)):
+        state = group[0].state
         if state.shapes_logits:
-            state.shape_(scores_NV[start:end], [row.drafted for row in group], vocabulary)
-        start = end
+            drafted = [row.drafted for row in group]
+            state.shape_(scores_NV[start : start + len(group)], drafted, vocabulary)
 
 
-def _runs_of_one_request(
-    rows: Sequence[RowContext],
-) -> Iterator[tuple[LogitState, list[RowContext]]]:
-    for _, group in groupby(rows, key=lambda row: id(row.state)):
+def _runs(
+    rows: Sequence[RowContext], key: Callable[[RowContext], Hashable]
+) -> Iterator[tuple[int, list[RowContext]]]:
+    """Neighbouring rows of equal key, with the index of their first."""
+    start = 0
+    for _, group in groupby(rows, key=key):
         members = list(group)
-        yield members[0].state, members
+        yield start, members
+        start += len(members)
 
 
 def _check_maxima(max_N: Tensor, rows: Sequence[RowContext]) -> list[int]:
@@ -195,10 +201,5 @@ def _divide_by_temperature_(scores_NV: Tensor, rows: Sequence[RowContext]) -> No
         scores_NV /= torch.tensor(temperatures, device=scores_NV.device)[:, None]
 
 
-def _rows_by_filter(rows: Sequence[RowContext]) -> dict[Filter, list[int]]:
-    by_filter: dict[Filter, list[int]] = {}
-    for n, row in enumerate(rows):
-        item = Filter.of(row.params)
-        if not row.params.is_greedy and not item.keeps_all:
-            by_filter.setdefault(item, []).append(n)
-    return by_filter
+def _filter_of(params: SamplingParams) -> Filter:
+    return Filter() if params.is_greedy else Filter.of(params)

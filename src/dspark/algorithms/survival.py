@@ -72,10 +72,10 @@ class AcceptanceStats:
 
     @classmethod
     def of(cls, rounds: Iterable[RoundResult]) -> "AcceptanceStats":
-        """The statistics of `rounds`; those of prompt chunks, which commit nothing, left out."""
+        """The statistics of `rounds`; an answer's first token, the prompt's own, left out."""
         total = cls()
         for item in rounds:
-            if item.token_ids:
+            if not item.is_prefill:
                 total += cls.of_round(
                     num_offered=item.num_offered,
                     num_planned=item.num_planned,
