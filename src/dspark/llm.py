@@ -20,7 +20,6 @@ from dspark.core import (
 )
 from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.errors import InputError, ModelError
-from dspark.kernels.linear import replace_linears
 from dspark.models.checkpoint import load_drafter
 from dspark.models.drafter import Drafter
 from dspark.models.embedded import DEFAULT_TARGET
@@ -175,7 +174,7 @@ class LLM:
                 template_hash=tokenizer.template_hash if tokenizer.has_chat_template else None,
             ).to(loaded.dtype)
             if loaded.device.type == "cpu":
-                replace_linears(model, quantization=quantization)
+                model.pack(quantization=quantization)
         return cls(loaded, tokenizer=tokenizer, drafter=model, config=config)
 
     @property

@@ -131,7 +131,7 @@ class Target:
         """The input embedding, without a model's scale (see `embed`)."""
         weight = self.model.get_input_embeddings().weight
         assert isinstance(weight, Tensor)
-        return weight
+        return weight.detach()
 
     @property
     def head_weight_VD(self) -> Tensor:
@@ -140,7 +140,7 @@ class Target:
             return self.embed_weight_VD
         weight = self.model.get_output_embeddings().weight
         assert isinstance(weight, Tensor)
-        return weight
+        return weight.detach()
 
     def embed(self, ids_N: Tensor) -> Tensor:
         """Embeddings as the first layer gets them, [N, D]."""

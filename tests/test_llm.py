@@ -1,0 +1,120 @@
+"""The public face: prompts in any form, streams, stop strings, statistics, refusals."""
+
+from pathlib import Path
+
+import pytest
+
+from dspark.core import FinishReason, Origin, SamplingParams
+from dspark.engine.cycle import CycleConfig
+from dspark.errors import InputError, ModelError
+from dspark.llm import LLM, Prompt
+
+PROMPTS: list[Prompt] = ["Once upon a time", [5, 6, 7, 8], [{"role": "user", "content": "Hello"}]]
+CONFIG = CycleConfig(num_positions=2048, page_size=8, is_checked=True)
+
+
+@pytest.fixture(scope="module")
+def llm(model_dir: Path, drafter_dir: Path) -> LLM:
+    return LLM.load(
+        model_dir, drafter=drafter_dir, dtype="fp32", device="cpu", compile=False, config=CONFIG
+    )
+
+
+def greedy(max_tokens: int = 24, **options: object) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **options)  # type: ignore[arg-type]
+
+
+def test_speculation_changes_no_answer(llm: LLM) -> None:
+    plain = llm.generate(PROMPTS, greedy(), speculation=False)
+    fast = llm.generate(PROMPTS, greedy())
+    assert [c.token_ids for c in fast] == [c.token_ids for c in plain]
+    assert [c.text for c in fast] == [c.text for c in plain]
+    assert all(c.stats.acceptance.num_offered > 0 for c in fast)
+    assert all(c.stats.acceptance.num_offered == 0 for c in plain)
+    assert all(set(c.origins) == {Origin.PLAIN} for c in plain)
+
+
+def test_a_stream_joined_is_the_completion(llm: LLM) -> None:
+    (completion,) = llm.generate([PROMPTS[0]], greedy())
+    pieces = list(llm.stream(PROMPTS[0], greedy()))
+    assert "".join(piece.text for piece in pieces) == completion.text
+    assert [t for piece in pieces for t in piece.token_ids] == completion.token_ids
+    assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+    assert pieces[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_stop_string_cuts_text_and_tokens_in_both_modes(llm: LLM) -> None:
+    """UC-024: the stop may start and end anywhere in a block."""
+    (whole,) = llm.generate([PROMPTS[0]], greedy(40))
+    text = whole.text
+    stop = text[10:13]
+    assert stop.strip("�")
+    cut = text.find(stop)
+    for speculation in (False, True):
+        (found,) = llm.generate([PROMPTS[0]], greedy(40, stop=[stop]), speculation=speculation)
+        assert found.text == text[:cut]
+        assert found.finish_reason is FinishReason.STOP
+        assert list(found.token_ids) == list(whole.token_ids[: len(found.token_ids)])
+
+
+def test_closing_a_stream_early_frees_the_request(llm: LLM) -> None:
+    """UC-059."""
+    stream = llm.stream(PROMPTS[0], greedy(200))
+    next(stream)
+    stream.close()
+    assert not llm.cycle(speculation=True).has_work
+    (after,) = llm.generate([PROMPTS[0]], greedy(8))
+    assert len(after.token_ids) == 8
+
+
+def test_zero_tokens_run_no_model(llm: LLM) -> None:
+    """UC-025."""
+    (completion,) = llm.generate([PROMPTS[0]], greedy(0))
+    assert completion.token_ids == []
+    assert completion.text == ""
+    assert completion.finish_reason is FinishReason.LENGTH
+    assert [p.finish_reason for p in llm.stream(PROMPTS[0], greedy(0))] == [FinishReason.LENGTH]
+
+
+def test_counts_of_an_answer_agree_with_its_tokens(llm: LLM) -> None:
+    (completion,) = llm.generate([PROMPTS[0]], greedy(30))
+    stats = completion.stats.acceptance
+    assert len(completion.origins) == len(completion.token_ids) == 30
+    assert stats.num_committed == 29  # the first token comes from the prompt's own pass
+    assert completion.origins.count(Origin.ACCEPTED) == stats.num_accepted
+    assert stats.num_rounds <= 29
+    assert completion.stats.tau == pytest.approx(29 / stats.num_rounds)
+
+
+def test_a_refused_prompt_leaves_the_others_unsubmitted(llm: LLM) -> None:
+    with pytest.raises(InputError, match="empty prompt"):
+        llm.generate([PROMPTS[0], []], greedy())
+    assert not llm.cycle(speculation=True).has_work
+
+
+def test_the_wrong_number_of_parameters_is_refused(llm: LLM) -> None:
+    with pytest.raises(InputError, match="3 prompts came with 1 sets"):
+        llm.generate(PROMPTS, [greedy()])
+
+
+def test_answers_after_another_engine_used_the_target_are_the_same(llm: LLM) -> None:
+    """Plain and speculating engines take turns on one target, each with its own pages."""
+    first = llm.generate(PROMPTS, greedy())
+    llm.generate(PROMPTS, greedy(), speculation=False)
+    assert [c.token_ids for c in llm.generate(PROMPTS, greedy())] == [c.token_ids for c in first]
+
+
+def test_a_missing_drafter_is_one_clear_sentence(model_dir: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        LLM.load(model_dir, drafter="/nowhere", dtype="fp32", device="cpu", compile=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"dtype": "fp8"}, "dtype is 'fp8'"), ({"device": "abacus"}, "device is 'abacus'")],
+)
+def test_unknown_options_are_refused(
+    model_dir: Path, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        LLM.load(model_dir, drafter=None, **options)  # type: ignore[arg-type]
