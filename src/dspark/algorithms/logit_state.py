@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
-from dspark.algorithms.row_chunks import row_chunks
 from dspark.core import SamplingParams
 from dspark.errors import InputError
 
@@ -20,7 +19,7 @@ from dspark.errors import InputError
 class LogitState:
     """The history of one request as far as its options look at it; `commit` moves it forward.
 
-    Tensors over the vocabulary exist only for requests with penalties.
+    Nothing here is as large as the vocabulary: a rule costs what its tokens cost.
     """
 
     def __init__(
@@ -53,21 +52,26 @@ class LogitState:
         self._stop_ids = self._ids(sorted(stop_ids | set(params.stop_token_ids)))
         self._tail_length = max((len(word) - 1 for word in self._long_words), default=0)
         self._tail: tuple[int, ...] = ()
-        self._seen_V: Tensor | None = None
-        self._counts_V: Tensor | None = None
+        self._has_penalties = (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        )
+        # Tokens that a penalty can touch, in the order of their first use: where each of them
+        # stands in that order, and how often the answer holds it.
+        self._places: dict[int, int] = {}
+        self._counts: list[int] = []
+        self._known: tuple[Tensor, Tensor] | None = None  # ids and counts as tensors, when asked
         if params.repetition_penalty != 1.0:
-            self._seen_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-            self._counts_V = torch.zeros(vocab_size, dtype=torch.float32, device=device)
+            self._count(prompt_ids, by=0)
         self._remember(prompt_ids)
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Appends committed tokens to the answer."""
         self.num_answer += len(token_ids)
         self._remember(token_ids)
-        if self._counts_V is not None and token_ids:
-            ids = self._ids(token_ids)
-            self._counts_V.index_add_(0, ids, torch.ones_like(ids, dtype=torch.float32))
+        if self._has_penalties:
+            self._count(token_ids, by=1)
 
     @property
     def shapes_logits(self) -> bool:
@@ -76,8 +80,7 @@ class LogitState:
             self.params.logit_bias
             or self.params.bad_words
             or self.num_answer < self.params.min_tokens
-            or self._seen_V is not None
-            or self._counts_V is not None
+            or self._has_penalties
         )
 
     def shape_(
@@ -91,17 +94,15 @@ class LogitState:
         `logits_nV` float32; with a `vocabulary` its columns are the drafter's. `drafted[j]` are
         the tokens drafted before row j in this round; invalid ids among them are passed over.
         """
-        for rows in row_chunks(logits_nV):
-            self._add_bias_(logits_nV[rows], vocabulary)
-            self._ban_words_(logits_nV[rows], drafted[rows], vocabulary)
-            self._ban_early_stop_(logits_nV[rows], drafted[rows], vocabulary)
-            self._penalise_(logits_nV[rows], drafted[rows], vocabulary)
+        self._add_bias_(logits_nV, vocabulary)
+        self._ban_words_(logits_nV, drafted, vocabulary)
+        self._ban_early_stop_(logits_nV, drafted, vocabulary)
+        if self._has_penalties:
+            self._penalise_(logits_nV, drafted, vocabulary)
 
     def _remember(self, token_ids: Sequence[int]) -> None:
         if self._tail_length:
             self._tail = (*self._tail, *token_ids)[-self._tail_length :]
-        if self._seen_V is not None and len(token_ids):
-            self._seen_V[self._ids(token_ids)] = True
 
     def _add_bias_(self, logits_nV: Tensor, vocabulary: DraftVocabulary | None) -> None:
         if not self.params.logit_bias:
@@ -147,29 +148,51 @@ class LogitState:
         drafted: Sequence[Sequence[int]],
         vocabulary: DraftVocabulary | None,
     ) -> None:
-        if self._seen_V is not None:
-            seen_nV = _columns_of(self._in_round(self._seen_V, drafted) > 0, vocabulary)
-            penalty = self.params.repetition_penalty
-            penalised_nV = torch.where(logits_nV > 0, logits_nV / penalty, logits_nV * penalty)
-            torch.where(seen_nV, penalised_nV, logits_nV, out=logits_nV)
-        if self._counts_V is not None:
-            counts_nV = _columns_of(self._in_round(self._counts_V, drafted), vocabulary)
-            logits_nV -= counts_nV * self.params.frequency_penalty
-            logits_nV -= (counts_nV > 0) * self.params.presence_penalty
+        known_ids_U, known_counts_U = self._known_tensors()
+        num_known = len(known_ids_U)
+        in_round = [(row, t) for row, ts in enumerate(drafted) for t in ts if self._is_id(t)]
+        new = list(dict.fromkeys(t for _, t in in_round if t not in self._places))
+        places = {token: num_known + i for i, token in enumerate(new)}
+        ids_U = torch.cat([known_ids_U, self._ids(new)])
+        counts_nU = torch.zeros((len(drafted), len(ids_U)), device=self._device)
+        counts_nU[:, :num_known] = known_counts_U
+        flat = self._ids(
+            row * len(ids_U) + (self._places[t] if t in self._places else places[t])
+            for row, t in in_round
+        )
+        counts_nU.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=torch.float32))
+        # All tokens known before the round, those of the prompt with a count of 0 included.
+        is_seen_nU = counts_nU > 0
+        is_seen_nU[:, :num_known] = True
+        if vocabulary is not None:
+            ids_U = vocabulary.column_V[ids_U]
+            is_column_U = ids_U < vocabulary.size
+            ids_U = ids_U[is_column_U]
+            counts_nU, is_seen_nU = counts_nU[:, is_column_U], is_seen_nU[:, is_column_U]
+        values_nU = logits_nV[:, ids_U]
+        penalty = self.params.repetition_penalty
+        repeated_nU = torch.where(values_nU > 0, values_nU / penalty, values_nU * penalty)
+        values_nU = torch.where(is_seen_nU, repeated_nU, values_nU)
+        values_nU -= counts_nU * self.params.frequency_penalty
+        values_nU -= (counts_nU > 0) * self.params.presence_penalty
+        logits_nV[:, ids_U] = values_nU
 
-    def _in_round(self, base_V: Tensor, drafted: Sequence[Sequence[int]]) -> Tensor:
-        """`base_V` plus one at each token drafted before the row: float32 [n, V]."""
-        counts_nV = base_V.to(torch.float32).repeat(len(drafted), 1)
-        flat = [
-            row * self._vocab_size + token
-            for row, tokens in enumerate(drafted)
-            for token in tokens
-            if 0 <= token < self._vocab_size
-        ]
-        if flat:
-            ids = self._ids(flat)
-            counts_nV.view(-1).index_add_(0, ids, torch.ones_like(ids, dtype=torch.float32))
-        return counts_nV
+    def _count(self, token_ids: Sequence[int], *, by: int) -> None:
+        for token in token_ids:
+            place = self._places.setdefault(token, len(self._counts))
+            if place == len(self._counts):
+                self._counts.append(0)
+            self._counts[place] += by
+        self._known = None
+
+    def _known_tensors(self) -> tuple[Tensor, Tensor]:
+        if self._known is None:
+            counts_U = torch.tensor(self._counts, dtype=torch.float32, device=self._device)
+            self._known = (self._ids(self._places), counts_U)
+        return self._known
+
+    def _is_id(self, token: int) -> bool:
+        return 0 <= token < self._vocab_size
 
     def _ids(self, ids: Iterable[int]) -> Tensor:
         return torch.tensor(list(ids), dtype=torch.int64, device=self._device)
@@ -185,10 +208,6 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
 
 def _columns(ids: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:
     return ids if vocabulary is None else vocabulary.columns(ids)
-
-
-def _columns_of(values_nV: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:
-    return values_nV if vocabulary is None else values_nV[:, vocabulary.d2t_S]
 
 
 def _ends_with(history: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
