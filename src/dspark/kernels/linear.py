@@ -134,6 +134,22 @@ def replace_linears(module: nn.Module, quantization: str | None = None) -> None:
                 setattr(parent, name, packed)
 
 
+def side_by_side(*linears: nn.Linear) -> nn.Linear:
+    """One product whose outputs are those of the given ones, one after the other."""
+    weight_OI = torch.cat([linear.weight.data for linear in linears])
+    biases: list[Tensor | None] = [linear.bias for linear in linears]
+    has_bias = any(bias is not None for bias in biases)
+    joined = nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=has_bias, device="meta")
+    joined.weight = nn.Parameter(weight_OI, requires_grad=False)
+    if has_bias:
+        parts = [
+            linear.weight.new_zeros(linear.out_features) if bias is None else bias.data
+            for linear, bias in zip(linears, biases, strict=True)
+        ]
+        joined.bias = nn.Parameter(torch.cat(parts), requires_grad=False)
+    return joined
+
+
 def quantize(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """Rows to int8 in [-127, 127] and one float32 scale each: row ~ scale * int8 row.
 

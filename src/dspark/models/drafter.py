@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dspark.errors import ModelError
-from dspark.kernels.linear import PackedLinear, replace_linears
+from dspark.kernels.elementwise import rms_norm, rotary, silu_mul
+from dspark.kernels.linear import PackedLinear, replace_linears, side_by_side
 from dspark.models.drafter_config import DrafterConfig
 from dspark.models.heads import ConfidenceHead, SequentialHead, SequentialKind
 from dspark.models.rotary import Rotary, rotate
@@ -153,6 +154,9 @@ class Drafter(nn.Module):
 
         `head`: the target's own packed LM head, to share where the whole vocabulary is proposed.
         """
+        for layer in self._layers():
+            layer.self_attn.join()
+            layer.mlp.join()
         replace_linears(self, quantization)
         if head is None or self.config.draft_vocab_size is not None:
             head = PackedLinear.pack(self.head_weight_SD, quantization=quantization).forward
@@ -195,10 +199,11 @@ class DrafterAttention(nn.Module):
         self.o_proj = nn.Linear(query_size, size, bias=has_bias)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.kv_proj: nn.Linear | None = None
 
     def forward(self, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor, attend: Attend) -> Tensor:
         """Normed block slots [N, D] to what the residual stream gains [N, D]."""
-        q_NHE = rotate(self.q_norm(self._heads(self.q_proj(x_ND))), cos_N1E, sin_N1E)
+        q_NHE = self._rotated(self.q_norm(self._heads(self.q_proj(x_ND))), cos_N1E, sin_N1E)
         k_NGE, v_NGE = self.keys_values(x_ND, cos_N1E, sin_N1E)
         out_NHE = attend(self.index, q_NHE, k_NGE, v_NGE)
         out_ND: Tensor = self.o_proj(out_NHE.flatten(1))
@@ -206,8 +211,22 @@ class DrafterAttention(nn.Module):
 
     def keys_values(self, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> tuple[Tensor, Tensor]:
         """Keys (normed and rotated) and values [N, G, E] of context rows or normed slots."""
-        k_NGE = rotate(self.k_norm(self._heads(self.k_proj(x_ND))), cos_N1E, sin_N1E)
-        return k_NGE, self._heads(self.v_proj(x_ND))
+        if self.kv_proj is not None:
+            k_NGE, v_NGE = self._heads(self.kv_proj(x_ND)).chunk(2, dim=1)
+        else:
+            k_NGE, v_NGE = self._heads(self.k_proj(x_ND)), self._heads(self.v_proj(x_ND))
+        return self._rotated(self.k_norm(k_NGE), cos_N1E, sin_N1E), v_NGE
+
+    def join(self) -> None:
+        """Serving: keys and values from one product."""
+        self.kv_proj = side_by_side(self.k_proj, self.v_proj)
+        del self.k_proj, self.v_proj
+
+    def _rotated(self, x_NHE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return rotate(x_NHE, cos_N1E, sin_N1E)
+        rotary(x_NHE, x_NHE[:, :0], cos_N1E[:, 0], sin_N1E[:, 0])  # fresh from its norm
+        return x_NHE
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(len(x), x.shape[-1] // self.head_dim, self.head_dim)
@@ -221,9 +240,18 @@ class SwiGLU(nn.Module):
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.gate_up_proj: nn.Linear | None = None
+
+    def join(self) -> None:
+        """Serving: gate and up from one product."""
+        self.gate_up_proj = side_by_side(self.gate_proj, self.up_proj)
+        del self.gate_proj, self.up_proj
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """[N, D] to [N, D]."""
+        if self.gate_up_proj is not None:
+            joined_ND: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x_ND)))
+            return joined_ND
         out_ND: Tensor = self.down_proj(functional.silu(self.gate_proj(x_ND)) * self.up_proj(x_ND))
         return out_ND
 
@@ -238,6 +266,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape [.., size]."""
+        if not torch.is_grad_enabled():
+            return rms_norm(x, self.weight, self.eps)
         normed = functional.rms_norm(x.float(), self.weight.shape, eps=self.eps)
         return normed.to(x.dtype) * self.weight
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dspark.kernels.attention import attention
 from dspark.kernels.elementwise import rms_norm, rotary, silu_mul
+from dspark.kernels.linear import side_by_side
 
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 """Largest difference from transformers' layer, relative to its largest output."""
@@ -24,9 +25,9 @@ class FusedLayer(nn.Module):
     def __init__(self, layer: Any, *, window: int | None) -> None:
         super().__init__()
         attn, mlp = layer.self_attn, layer.mlp
-        self.qkv = _side_by_side(attn.q_proj, attn.k_proj, attn.v_proj)
+        self.qkv = side_by_side(attn.q_proj, attn.k_proj, attn.v_proj)
         self.o_proj = attn.o_proj
-        self.gate_up = _side_by_side(mlp.gate_proj, mlp.up_proj)
+        self.gate_up = side_by_side(mlp.gate_proj, mlp.up_proj)
         self.down_proj = mlp.down_proj
         self.norm_in, self.eps_in = _norm_of(layer.input_layernorm)
         self.norm_mid, self.eps_mid = _norm_of(layer.post_attention_layernorm)
@@ -160,24 +161,3 @@ def _norm_of(norm: nn.Module) -> tuple[Tensor, float]:
     assert eps is not None
     assert isinstance(norm.weight, Tensor)
     return norm.weight, float(eps)
-
-
-def _side_by_side(*linears: nn.Linear) -> nn.Linear:
-    """One product whose outputs are those of the given ones, one after the other."""
-    weight_OI = torch.cat([linear.weight.data for linear in linears])
-    biases: list[Tensor | None] = [linear.bias for linear in linears]
-    has_bias = any(bias is not None for bias in biases)
-    joined = nn.Linear(
-        weight_OI.shape[1],
-        weight_OI.shape[0],
-        bias=has_bias,
-        device="meta",
-    )
-    joined.weight = nn.Parameter(weight_OI, requires_grad=False)
-    if has_bias:
-        parts = [
-            linear.weight.new_zeros(linear.out_features) if bias is None else bias.data
-            for linear, bias in zip(linears, biases, strict=True)
-        ]
-        joined.bias = nn.Parameter(torch.cat(parts), requires_grad=False)
-    return joined
