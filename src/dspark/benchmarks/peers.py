@@ -6,7 +6,7 @@ that need them: a peer is an optional dependency. It knows no clock.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class Engine:
     install: str
     """The command that installs it."""
     config: Mapping[str, str]
+    fallback: Mapping[str, str] | None = None
+    """Settings to add if the engine dies before its first answer; the report shows them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,9 @@ def engines(ours: Ours, peers: Sequence[str], *, gguf_kinds: Sequence[str]) -> l
             case "llama-cpp":
                 for kind in gguf_kinds:
                     name = "llama-cpp" if kind == "bf16" else f"llama-cpp-{kind}"
-                    found.append(_peer(name, "llama-cpp-python", ours, {"weights": kind}))
+                    engine = _peer(name, "llama-cpp-python", ours, {"weights": kind})
+                    # its products of 8 and 4 bits for AMX crash on some virtual machines
+                    found.append(replace(engine, fallback={"repacking": "off"}))
             case _:
                 raise InputError(f"peers holds {peer!r}, but it may name {', '.join(PEERS)}.")
     return found
@@ -150,6 +154,8 @@ def _llama_cpp(config: Mapping[str, str], *, num_threads: int) -> Generate:
     import llama_cpp
 
     path = _gguf_file(config["target"], config["weights"])
+    if config.get("repacking") == "off":
+        _switch_repacking_off(llama_cpp)
     model = llama_cpp.Llama(
         str(path),
         n_ctx=2048,
@@ -164,6 +170,18 @@ def _llama_cpp(config: Mapping[str, str], *, num_threads: int) -> Generate:
         return [int(next(stream)) for _ in range(num_tokens)]
 
     return generate
+
+
+def _switch_repacking_off(library: Any) -> None:
+    # the binding has no argument for it; this process runs nothing else
+    defaults = library.llama_cpp.llama_model_default_params
+
+    def without_extra_buffers() -> Any:
+        params = defaults()
+        params.use_extra_bufts = False
+        return params
+
+    library.llama_cpp.llama_model_default_params = without_extra_buffers
 
 
 def _gguf_file(source: str, weights: str) -> Path:

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
@@ -197,12 +197,8 @@ def measure(
     missing = {e.name: e.install for e in engines if e not in present}
     samples: dict[str, list[Sample]] = {engine.name: [] for engine in present}
     with ExitStack() as stack:
-        workers = []
-        for engine in present:
-            worker = stack.enter_context(Worker(engine, num_threads=config.threads))
-            worker.wait_until_ready()  # one after the other: loading is heavy
-            worker.answer(prompts[0], config.max_new_tokens)
-            workers.append(worker)
+        # one after the other: loading is heavy
+        workers = [_started(engine, prompts[0], config, stack) for engine in present]
         for number in range(config.rounds):
             for prompt in prompts:
                 for worker in workers:
@@ -212,7 +208,25 @@ def measure(
                 assert on_round is not None
                 last = samples[worker.engine.name][-len(prompts) :]
                 on_round(number, worker.engine.name, _speed(last, config).median)
-    return _report(present, samples, prompts, missing=missing, config=config)
+    return _report(
+        [worker.engine for worker in workers], samples, prompts, missing=missing, config=config
+    )
+
+
+def _started(
+    engine: Engine, prompt: Sequence[int], config: SingleConfig, stack: ExitStack
+) -> Worker:
+    """A worker that has answered once; with the engine's fallback if it died without."""
+    worker = stack.enter_context(Worker(engine, num_threads=config.threads))
+    try:
+        worker.wait_until_ready()
+        worker.answer(prompt, config.max_new_tokens)
+    except ModelError:
+        if engine.fallback is None:
+            raise
+        second = replace(engine, config={**engine.config, **engine.fallback}, fallback=None)
+        return _started(second, prompt, config, stack)
+    return worker
 
 
 def _report(
