@@ -29,6 +29,7 @@ from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest, StopText, origins_of
 from dspark.engine.planner import FixedWidthPlanner
 from dspark.errors import InputError
+from dspark.kernels.selection import gumbel_argmax
 from dspark.models.drafter import Drafter
 from dspark.models.target import Target
 
@@ -291,6 +292,7 @@ class Cycle:
             lengths=plan.lengths,
             noise=_noise(requests, device),
             vocabulary=vocabulary,
+            shared_draw=gumbel_argmax,
         )
 
     def _commit(

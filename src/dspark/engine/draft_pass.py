@@ -17,6 +17,7 @@ from dspark.engine.batch import Run, layout_of
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest
 from dspark.kernels.attention import attention
+from dspark.kernels.selection import gumbel_argmax
 from dspark.models.attention import KVPages, LayerShape
 from dspark.models.drafter import Drafter
 
@@ -122,7 +123,13 @@ class DraftPass:
                 for r, ids in zip(requests, drafted, strict=True)
             ]
             scores = process_logits(logits_RS, rows, vocabulary=self.vocabulary)
-            draw = draw_draft(scores, noise=noise, slot=slot, vocabulary=self.vocabulary)
+            draw = draw_draft(
+                scores,
+                noise=noise,
+                slot=slot,
+                vocabulary=self.vocabulary,
+                shared_draw=gumbel_argmax,
+            )
             prev_R = draw.tokens_R
             tokens.append(draw.tokens_R)
             probs.append(draw.probs_RS)
