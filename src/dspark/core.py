@@ -106,9 +106,7 @@ class SamplingParams:
         _require(self.max_tokens >= 0, "max_tokens", self.max_tokens, "be at least 0")
         for text in self.stop:
             _require(text != "", "stop", text, "hold no empty string")
-        _require(
-            self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "lie in [0, 2^63)"
-        )
+        _require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "lie in [0, 2^63)")
         _require(
             self.num_logprobs is None or 0 <= self.num_logprobs <= 20,
             "num_logprobs",
