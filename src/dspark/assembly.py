@@ -4,12 +4,13 @@ Each function is what one command does between parsing and printing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dspark import recipes
 from dspark.benchmarks.evaluation import Chats
 from dspark.core import Coupling, SamplingParams, resolve_dtype
 from dspark.data.answers import Answer, PrepareReport, Sampling, prepare
@@ -60,20 +61,35 @@ def load_llm(
 
 def load_target(
     *,
-    target: str | None,
-    dtype: str,
-    quantization: str | None,
-    is_compiled: bool,
-    threads: int | None,
+    target: str | None = None,
+    dtype: str | None = None,
+    quantization: str | None = None,
+    is_compiled: bool = True,
+    is_packed: bool = True,
+    threads: int | None = None,
 ) -> Target:
-    """The target alone."""
+    """The target alone; training reads its plain weights, so it is not packed there."""
     set_threads(threads)
     return Target.load(
         DEFAULT_TARGET if target is None else target,
-        dtype=resolve_dtype(dtype),
+        dtype=resolve_dtype("auto" if dtype is None else dtype),
         compile=is_compiled,
         quantization=quantization,
+        packed=is_packed,
     )
+
+
+def recipe_of(name: str | None, values: Mapping[str, Any]) -> recipes.Recipe:
+    """The named recipe (the general one for `None`) with some values changed."""
+    match name:
+        case None:
+            return replace(recipes.Recipe(), **values)
+        case "smollm2":
+            return replace(recipes.smollm2(), **values)
+        case "qwen3-4b":
+            return replace(recipes.qwen3_4b(), **values)
+        case _:
+            raise InputError(f"recipe is {name!r}, but it must be smollm2 or qwen3-4b.")
 
 
 def require_drafter(llm: LLM) -> None:

@@ -6,6 +6,7 @@ Heavy modules are imported inside the commands, so that `--help` answers at once
 import json
 import sys
 import warnings
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -112,6 +113,8 @@ IgnoreEos = Annotated[
 _DEMO = "benchmarks.demo.DemoConfig"
 _STEP = "benchmarks.step.StepConfig"
 _SINGLE = "benchmarks.single.SingleConfig"
+_TRAIN = "training.trainer.TrainConfig"
+_RECIPE = "recipes.Recipe"
 _EVALUATION = "benchmarks.evaluation.EvaluationConfig"
 
 
@@ -407,6 +410,109 @@ def prepare(
 
 
 @app.command()
+def train(
+    answers: Annotated[list[Path], typer.Argument(help="Answers files of `dspark prepare`.")],
+    out: Annotated[Path, typer.Option(help="Directory of the drafter; it appears whole.")],
+    target: Target = None,
+    dtype: Dtype = None,
+    threads: Threads = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of hidden states and checkpoints; the same command goes on from it.",
+            show_default="OUT-work",
+        ),
+    ] = None,
+    steps: Annotated[int | None, option(_TRAIN, "steps")] = None,
+    minutes: Annotated[float | None, option(_TRAIN, "minutes")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Where values start from: smollm2 or qwen3-4b.", show_default="general"),
+    ] = None,
+    num_layers: Annotated[int | None, option(_RECIPE, "num_layers")] = None,
+    block_size: Annotated[int | None, option(_RECIPE, "block_size")] = None,
+    num_taps: Annotated[int | None, option(_RECIPE, "num_taps")] = None,
+    markov_rank: Annotated[int | None, option(_RECIPE, "markov_rank")] = None,
+    markov_head: Annotated[str | None, option(_RECIPE, "markov_head")] = None,
+    draft_vocab_size: Annotated[int | None, option(_RECIPE, "draft_vocab_size")] = None,
+    mask_token_id: Annotated[int | None, option(_RECIPE, "mask_token_id")] = None,
+    answers_per_step: Annotated[int | None, option(_RECIPE, "answers_per_step")] = None,
+    micro_batches: Annotated[int | None, option(_RECIPE, "micro_batches")] = None,
+    num_held_out: Annotated[int | None, option(_RECIPE, "num_held_out")] = None,
+    validate_every: Annotated[int | None, option(_RECIPE, "validate_every")] = None,
+    checkpoint_every: Annotated[int | None, option(_RECIPE, "checkpoint_every")] = None,
+    seed: Annotated[int | None, option(_RECIPE, "seed")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a drafter on the target's own answers. Stop at any time; the same command goes on.
+
+    Example: dspark train answers.jsonl --out my-drafter --minutes 120
+    """
+    from dspark import assembly
+    from dspark.models.target import resolve_source
+    from dspark.text.tokenizer import Tokenizer
+    from dspark.training.progress import ProgressLine, describe_validation
+    from dspark.training.trainer import StepReport
+    from dspark.training_session import Watchers, read_all_answers
+    from dspark.training_session import train as run
+
+    values = given(
+        num_layers=num_layers,
+        block_size=block_size,
+        num_taps=num_taps,
+        markov_rank=markov_rank,
+        markov_head=markov_head,
+        draft_vocab_size=draft_vocab_size,
+        mask_token_id=mask_token_id,
+        answers_per_step=answers_per_step,
+        micro_batches=micro_batches,
+        num_held_out=num_held_out,
+        validate_every=validate_every,
+        checkpoint_every=checkpoint_every,
+        seed=seed,
+    )
+    chosen = assembly.recipe_of(recipe, values)
+    rows = read_all_answers(answers)
+    console = Console(stderr=True)
+    with console.status("loading the model"):
+        loaded = assembly.load_target(
+            target=target, dtype=dtype, is_compiled=False, is_packed=False, threads=threads
+        )
+        tokenizer = Tokenizer.load(resolve_source(loaded.spec.name))
+    line = ProgressLine()
+    with _progress(console) as progress:
+        bars = _Bars(progress)
+
+        def say(text: str | None) -> None:
+            if text is not None:
+                progress.console.print(text, highlight=False)
+
+        def on_step(report: StepReport) -> None:
+            bars.update("steps", report.step, report.num_steps)
+            say(line.push(report))
+
+        summary = run(
+            loaded,
+            tokenizer,
+            rows,
+            recipe=chosen,
+            steps=steps,
+            minutes=minutes,
+            out=out,
+            work=out.with_name(out.name + "-work") if work is None else work,
+            watchers=Watchers(
+                on_states=lambda done, total: bars.update("hidden states", done, total),
+                on_step=on_step,
+                on_validation=lambda step, found: say(describe_validation(step, found)),
+            ),
+        )
+    if as_json:
+        _print_json(asdict(summary))
+    else:
+        print(f"{out}: held-out tau {summary.held_out_tau:.3f} after {summary.best_step} steps")
+
+
+@app.command()
 def evaluate(
     data: Annotated[
         list[Path], typer.Argument(help="Prompt files (JSON lines) that were not trained on.")
@@ -555,7 +661,7 @@ def step(
     with console.status("loading the model"):
         loaded = assembly.load_target(
             target=target,
-            dtype=dtype or "auto",
+            dtype=dtype,
             quantization=quantization,
             is_compiled=not eager,
             threads=threads,

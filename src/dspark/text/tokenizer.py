@@ -74,6 +74,11 @@ class Tokenizer:
         return () if eos_id is None else (int(eos_id),)
 
     @property
+    def special_ids(self) -> frozenset[int]:
+        """Control tokens: they steer the model and have no text of their own."""
+        return self._special_ids
+
+    @property
     def num_stripped_spaces(self) -> int:
         """Spaces that this tokenizer drops at the start of a decoded text."""
         return 0 if self._rule is None else self._rule.num_stripped_spaces

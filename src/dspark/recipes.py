@@ -1,0 +1,84 @@
+"""Recipes: functions that return everything a drafter is made of. They choose values, nothing else.
+
+Derive one from another with `dataclasses.replace`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dspark.errors import InputError
+from dspark.training.objective import ObjectiveConfig
+from dspark.training.optimizer import OptimizerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The shape of a drafter and how it is trained; what is not given follows from the target."""
+
+    num_layers: int = 2
+    """Layers of the drafter."""
+    block_size: int = 5
+    """Tokens proposed in a round (K)."""
+    num_taps: int = 5
+    """Target layers whose hidden states the drafter reads, evenly spaced."""
+    tap_layers: Sequence[int] | None = None
+    """These layers instead, the first being 0."""
+    markov_rank: int = 64
+    """Rank of the sequential head; 0 leaves it out."""
+    markov_head: str = "vanilla"
+    """Kind of the sequential head: vanilla, gated or rnn."""
+    has_confidence_head: bool = True
+    """Whether the drafter estimates its own acceptance."""
+    draft_vocab_size: int | None = 12288
+    """Tokens that can be proposed: the ones that the target itself gives most mass."""
+    mask_token_id: int | None = None
+    """Input of the slots after the anchor; a token that no text contains is found if not given."""
+    answers_per_step: int = 16
+    """Answers in one optimiser step."""
+    micro_batches: int = 1
+    """Parts that a step is computed in, to bound memory; the gradient is the same."""
+    tokens_per_anchor: float = 3.5
+    """One block for this many positions of an answer, placed anew at each visit."""
+    num_held_out: int = 96
+    """Prompts kept out of training."""
+    validate_every: int = 100
+    """Steps between two measurements on held-out answers."""
+    checkpoint_every: int = 50
+    """Steps between two checkpoints."""
+    seed: int = 0
+    """Of the first weights, of the order of answers and of the blocks."""
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def __post_init__(self) -> None:
+        if self.num_taps < 1 or self.tap_layers == ():
+            raise InputError("A drafter needs at least one tapped layer of the target.")
+
+    def taps(self, num_target_layers: int) -> tuple[int, ...]:
+        """The tapped layers of a target of this depth, strictly increasing (UC-089)."""
+        if self.tap_layers is not None:
+            return tuple(self.tap_layers)
+        first, last = min(1, num_target_layers - 1), max(num_target_layers - 3, 0)
+        if last <= first or self.num_taps == 1:
+            return tuple(range(num_target_layers))[-self.num_taps :]
+        step = (last - first) / (self.num_taps - 1)
+        return tuple(sorted({int(first + step * i + 0.5) for i in range(self.num_taps)}))
+
+
+def smollm2() -> Recipe:
+    """The drafter that is shipped for SmolLM2-135M."""
+    return Recipe(tap_layers=(1, 7, 14, 21, 27), mask_token_id=4)
+
+
+def qwen3_4b() -> Recipe:
+    """The paper's sizes for Qwen3-4B: five layers, blocks of seven, the whole vocabulary."""
+    return Recipe(
+        num_layers=5,
+        block_size=7,
+        tap_layers=(1, 9, 17, 25, 33),
+        markov_rank=256,
+        draft_vocab_size=None,
+        mask_token_id=151669,
+        answers_per_step=64,
+        micro_batches=16,
+    )
