@@ -22,7 +22,7 @@ from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.errors import InputError, ModelError
 from dspark.models.checkpoint import load_drafter
 from dspark.models.drafter import Drafter
-from dspark.models.embedded import DEFAULT_TARGET
+from dspark.models.embedded import DEFAULT_TARGET, is_embedded
 from dspark.models.target import Target, resolve_source
 from dspark.text.detokenizer import Detokenizer
 from dspark.text.tokenizer import Tokenizer
@@ -299,6 +299,8 @@ class LLM:
 
 def shipped_drafter(target: str | Path) -> Path | None:
     """The directory of the drafter that comes with this program for a target, if any."""
+    if not is_embedded(str(target)):  # a path would lead out of the folder of drafters
+        return None
     folder = Path(__file__).resolve().parents[2] / "drafters" / str(target)
     return folder if (folder / "config.json").is_file() else None
 
