@@ -416,6 +416,9 @@ def train(
     target: Target = None,
     dtype: Dtype = None,
     threads: Threads = None,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Do not compile the loss: a quicker start, slower.")
+    ] = False,
     work: Annotated[
         Path | None,
         typer.Option(
@@ -500,6 +503,7 @@ def train(
             minutes=minutes,
             out=out,
             work=out.with_name(out.name + "-work") if work is None else work,
+            is_compiled=not eager,
             watchers=Watchers(
                 on_states=lambda done, total: bars.update("hidden states", done, total),
                 on_step=on_step,

@@ -58,6 +58,7 @@ def train(
     out: Path,
     work: Path,
     watchers: Watchers,
+    is_compiled: bool = True,
 ) -> TrainSummary:
     """Train a drafter for `target` and write it to `out`, whole or not at all.
 
@@ -69,6 +70,7 @@ def train(
         minutes=minutes,
         validate_every=recipe.validate_every,
         checkpoint_every=recipe.checkpoint_every,
+        is_compiled=is_compiled,
         objective=recipe.objective,
         optimizer=recipe.optimizer,
     )

@@ -1,0 +1,306 @@
+"""The command line as a person uses it, on a toy model, in this process."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dspark.cli import main
+
+COMMANDS = (
+    (),
+    ("generate",),
+    ("chat",),
+    ("demo",),
+    ("prepare",),
+    ("train",),
+    ("evaluate",),
+    ("bench",),
+    ("bench", "single"),
+    ("bench", "step"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    def last_json(self) -> dict[str, object]:
+        return json.loads(self.out.strip().splitlines()[-1])
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["dspark", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 0
+        captured = capsys.readouterr()
+        return Outcome(code=code, out=captured.out, err=captured.err)
+
+    return call
+
+
+@pytest.fixture
+def model(model_dir: Path, drafter_dir: Path) -> Sequence[object]:
+    return ("--target", model_dir, "--drafter", drafter_dir, "--dtype", "fp32", "--eager")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    rows = [
+        {"id": f"p{i}", "domain": domain, "turns": [f"hello number {i}"]}
+        for i, domain in enumerate(["math", "code", "math", "code"])
+    ]
+    rows.append({"id": "bad", "turns": []})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_help_of_every_command_works_without_torch() -> None:
+    """UC-162: and it is quick, since nothing heavy is imported."""
+    program = (
+        "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
+        "from typer.testing import CliRunner\n"
+        "from dspark.cli import app\n"
+        f"for command in {COMMANDS!r}:\n"
+        "    done = CliRunner().invoke(app, [*command, '--help'], prog_name='dspark')\n"
+        "    assert done.exit_code == 0, (command, done.output)\n"
+        "    assert 'Usage: ' + ' '.join(['dspark', *command]) in done.output, done.output\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_shows_the_default_that_the_dataclass_owns(run: Run) -> None:
+    text = run("generate", "--help").out
+    assert "256" in text  # SamplingParams.max_tokens
+    assert "Tokens of the answer, at most" in " ".join(text.replace("│", " ").split())
+
+
+def test_generate_prints_the_answer_and_its_figures_apart(
+    run: Run, model: Sequence[object]
+) -> None:
+    done = run("generate", "hello", *model, "--seed", 1, "--max-tokens", 8)
+    assert done.code == 0
+    assert len(done.out.strip()) > 1
+    assert "8 tokens" in done.err
+    assert "tokens/s" not in done.out
+
+
+def test_plain_and_drafted_text_are_the_same(run: Run, model: Sequence[object]) -> None:
+    options = ("--seed", 5, "--max-tokens", 12, "--json")
+    drafted = run("generate", "hello", *model, *options).last_json()
+    plain = run("generate", "hello", *model, *options, "--plain").last_json()
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert drafted["text"] == plain["text"]
+    assert set(plain["origins"]) == {"plain"}
+    assert drafted["completion_tokens"] == 12
+
+
+def test_a_stop_string_never_shows(run: Run, model: Sequence[object]) -> None:
+    options = (*model, "--seed", 1, "--max-tokens", 16, "--json")
+    whole = run("generate", "hello", *options).last_json()["text"]
+    stop = whole[5:7]
+    cut = run("generate", "hello", *options, "--stop", stop).last_json()
+    assert cut["text"] == whole[: whole.index(stop)]
+    assert cut["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("  ",), "The prompt is empty"),
+        (("hello", "--temperature", "-1"), "temperature is -1.0"),
+        (("hello", "--coupling", "loose"), "coupling is 'loose'"),
+        (("hello " * 400,), "shorten the prompt"),
+        (("hello", "--raw", "--system", "x"), "needs a chat template"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_1(
+    run: Run, model: Sequence[object], arguments: Sequence[str], sentence: str
+) -> None:
+    done = run("generate", arguments[0], *model, *arguments[1:])
+    assert done.code == 1
+    assert sentence in done.err
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+    assert done.out == ""
+
+
+def test_a_missing_model_is_named(run: Run, tmp_path: Path) -> None:
+    done = run("generate", "hello", "--target", tmp_path / "nothing")
+    assert done.code == 1
+    assert str(tmp_path / "nothing") in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_missing_drafter_is_named(run: Run, model_dir: Path, tmp_path: Path) -> None:
+    done = run("demo", "--target", model_dir, "--drafter", tmp_path / "nothing", "--eager")
+    assert done.code == 1
+    assert str(tmp_path / "nothing") in done.err
+    assert "Traceback" not in done.err
+
+
+def test_an_unknown_option_is_refused_by_name(run: Run) -> None:
+    done = run("generate", "hello", "--temprature", 0)
+    assert done.code == 2
+    assert "temprature" in done.err
+
+
+def test_demo_ends_with_the_table_and_exit_code_0(run: Run, model: Sequence[object]) -> None:
+    done = run("demo", *model, "--prompts", 3, "--max-new-tokens", 6, "--repeats", 1)
+    assert done.code == 0, done.err
+    for word in ("math", "code", "chat", "speed-up", "tau", "identical"):
+        assert word in done.out
+
+
+def test_demo_json_is_one_line_and_nothing_else(run: Run, model: Sequence[object]) -> None:
+    done = run("demo", *model, "--prompts", 1, "--max-new-tokens", 6, "--repeats", 1, "--json")
+    assert done.code == 0, done.err
+    assert done.out.count("\n") == 1
+    assert done.last_json()["identical"] is True
+
+
+def test_demo_without_drafting_is_inconclusive_and_fails(run: Run, model_dir: Path) -> None:
+    """UC-015."""
+    done = run(
+        *("demo", "--target", model_dir, "--drafter", "none", "--dtype", "fp32", "--eager"),
+        *("--prompts", 1, "--max-new-tokens", 4, "--repeats", 1),
+    )
+    assert done.code == 1
+    assert "INCONCLUSIVE" in done.out
+
+
+def test_demo_says_at_once_that_no_drafter_is_shipped(run: Run, model_dir: Path) -> None:
+    done = run("demo", "--target", model_dir, "--dtype", "fp32", "--eager")
+    assert done.code == 1
+    assert "No drafter is shipped" in done.err
+
+
+def test_bench_step_reports_every_size(run: Run, model_dir: Path) -> None:
+    done = run(
+        *("bench", "step", "--target", model_dir, "--dtype", "fp32", "--eager"),
+        *("--context", 8, "--repeats", 1, "--json"),
+    )
+    assert done.code == 0, done.err
+    sizes = ["1", "2", "4", "8", "16", "32", "64", "128"]
+    assert list(done.last_json()["one_request_ms"]) == sizes
+    assert list(done.last_json()["many_requests_ms"]) == sizes
+
+
+def test_bench_single_refuses_an_unknown_peer(run: Run, model_dir: Path) -> None:
+    done = run("bench", "single", "--target", model_dir, "--peers", "transformers,ollama")
+    assert done.code == 1
+    assert "ollama" in done.err
+    assert "llama-cpp" in done.err
+
+
+def test_evaluate_reports_tau_by_domain_and_the_head_s_worth(
+    run: Run, model: Sequence[object], prompts: Path
+) -> None:
+    done = run(
+        *("evaluate", prompts, *model, "--max-new-tokens", 10, "--temperature", 1),
+        *("--heads-off", "--json"),
+    )
+    assert done.code == 0, done.err
+    line = done.last_json()
+    assert line["temperature"] == 1.0
+    with_head, without = line["drafters"].values()
+    assert list(with_head["tasks"]) == ["prompts/math", "prompts/code"]
+    for task in with_head["tasks"].values():
+        assert 1.0 <= task["tau"] <= 5.0
+        assert task["num_prompts"] == 2
+        assert {"tau_ci95", "acceptance_planned", "acceptance_offered"} <= task.keys()
+        assert {"conditional", "tokens_per_s"} <= task.keys()
+    assert without["macro_tau"] >= 1.0
+
+
+def test_prepare_answers_each_prompt_once_and_goes_on_after_a_stop(
+    run: Run, model_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    arguments = (
+        *("prepare", prompts, "--out", out, "--target", model_dir, "--dtype", "fp32", "--eager"),
+        *("--max-new-tokens", 6, "--concurrency", 2),
+    )
+    first = run(*arguments, "--limit", 2)
+    assert first.code == 0, first.err
+    second = run(*arguments)
+    assert second.code == 0, second.err
+    assert "2 were there" in second.out
+    assert "1 rows left out, empty conversation (lines 5)" in " ".join(second.err.split())
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["p0", "p1", "p2", "p3"]
+    assert [row["temperature"] for row in rows] == [0.7, 1.0, 0.7, 1.0]
+    assert all(1 <= len(row["token_ids"]) <= 6 for row in rows)
+
+
+def test_prepare_refuses_a_sampling_that_is_none(run: Run, prompts: Path, tmp_path: Path) -> None:
+    done = run("prepare", prompts, "--out", tmp_path / "a.jsonl", "--sampling", "warm")
+    assert done.code == 1
+    assert "'warm'" in done.err
+
+
+def test_train_writes_a_drafter_that_the_demo_can_use(
+    run: Run, model_dir: Path, tmp_path: Path
+) -> None:
+    """The whole loop at toy size: prepare, train, demo (UC-163)."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"turns": [f"say {i}"]}) + "\n" for i in range(8)))
+    answers, drafter = tmp_path / "answers.jsonl", tmp_path / "drafter"
+    target = ("--target", model_dir, "--dtype", "fp32")
+    prepared = run(
+        *("prepare", prompts, "--out", answers, *target, "--eager"),
+        *("--max-new-tokens", 24, "--concurrency", 4),
+    )
+    assert prepared.code == 0, prepared.err
+    trained = run(
+        *("train", answers, "--out", drafter, *target, "--steps", 2, "--num-layers", 1),
+        *("--block-size", 3, "--markov-rank", 4, "--draft-vocab-size", 64, "--num-held-out", 2),
+        *("--answers-per-step", 2, "--validate-every", 1, "--eager", "--json"),
+    )
+    assert trained.code == 0, trained.err
+    assert trained.last_json()["steps"] == 2
+    assert trained.last_json()["held_out_tau"] >= 1.0
+    shown = run(
+        *("demo", *target, "--drafter", drafter, "--eager"),
+        *("--prompts", 1, "--max-new-tokens", 6, "--repeats", 1, "--json"),
+    )
+    assert shown.code == 0, shown.err
+    assert shown.last_json()["identical"] is True
+
+
+def test_train_wants_either_steps_or_minutes(
+    run: Run, model_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    answers = tmp_path / "answers.jsonl"
+    run(
+        *("prepare", prompts, "--out", answers, "--target", model_dir, "--dtype", "fp32"),
+        *("--eager", "--max-new-tokens", 4, "--concurrency", 4),
+    )
+    done = run("train", answers, "--out", tmp_path / "d", "--target", model_dir)
+    assert done.code == 1
+    assert "exactly one" in done.err
+    assert not (tmp_path / "d").exists()
+
+
+def test_version_is_printed(run: Run) -> None:
+    done = run("--version")
+    assert done.code == 0
+    assert done.out.startswith("dspark")
