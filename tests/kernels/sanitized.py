@@ -1,7 +1,7 @@
 """Runs the operator tests on a library built with sanitizers: `make sanitize`.
 
-    python -m dspark.kernels.build --sanitize --output build/sanitize/_ops.so
-    LD_PRELOAD=libasan.so python tests/kernels/sanitized.py build/sanitize/_ops.so
+python -m dspark.kernels.build --sanitize --output build/sanitize/_ops.so
+LD_PRELOAD=libasan.so python tests/kernels/sanitized.py build/sanitize/_ops.so
 """
 
 import sys

@@ -137,7 +137,8 @@ def test_the_operator_is_its_reference(instructions: str, case: Case) -> None:
     pages = [step.k_pages.clone() for _ in range(2)], [step.v_pages.clone() for _ in range(2)]
     out = step.run(torch.ops.dspark.attention, pages[0][0], pages[1][0])
     expected = step.run(torch.ops.dspark.attention_reference, pages[0][1], pages[1][1])
-    tolerance = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2**-7, 1e-3)}[case.dtype]
+    # bfloat16: weights that add up to 1 may be rounded (2^-9) before they meet values below 4.
+    tolerance = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2**-7, 2**-7)}[case.dtype]
     torch.testing.assert_close(out, expected, rtol=tolerance[0], atol=tolerance[1])
     for written, wanted in pages:
         assert torch.equal(written.nan_to_num(nan=7.0), wanted.nan_to_num(nan=7.0))

@@ -5,6 +5,14 @@
 #include "kernels.h"
 #include "vector.h"
 
+// Processors with tile registers do two float32 products in a cycle and a bfloat16 pair in two;
+// the others with AVX512-BF16 (AMD's) do two pairs.
+#if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
+#define DSPARK_USES_PAIRS 1
+#else
+#define DSPARK_USES_PAIRS 0
+#endif
+
 namespace dspark {
 namespace DSPARK_ISA {
 namespace {
@@ -16,6 +24,7 @@ constexpr int kBlocks = 4;
 constexpr int kRows = 5;
 constexpr int kBlocks = 1;
 #endif
+constexpr int64_t kKeyStride = kBlocks * kLanes;  // words from one unit to the next of keys
 constexpr float kLowest = -1e30f;  // below any score; its weight is exactly 0
 
 struct Range {
@@ -30,20 +39,29 @@ Range seen(const Attention& a, int64_t token) {
   return {low, a.visible[token]};
 }
 
-// Where the thread's scratch memory holds what.
+// Where the thread's scratch memory holds what. A unit is 4 bytes of a row: one value as float32,
+// or two as bfloat16.
 struct Scratch {
-  float* q;  // [rows][padded head_dim]
-  float* keys;  // [head_dim][kBlocks * 16] of a few blocks, transposed
-  float* scores;  // [rows][kChunk]
+  float* q;  // [rows][units, padded]
+  float* keys;  // [units][kBlocks * 16] of a few blocks, transposed
+  float* scores;  // [rows][kChunk], then weights
+  float* nothing;  // a row of zeros
+  uint16_t* weight_pairs;  // [rows][kChunk]
   int64_t* k_offsets;  // [kChunk], elements from the pages' start
   int64_t* v_offsets;
 
   Scratch(float* memory, int64_t num_rows, int64_t padded) {
     q = memory;
     keys = q + num_rows * padded;
-    scores = keys + padded * kBlocks * kLanes;
-    k_offsets = reinterpret_cast<int64_t*>(scores + num_rows * kChunk);
+    scores = keys + padded * kKeyStride;
+    nothing = scores + num_rows * kChunk;
+    weight_pairs = reinterpret_cast<uint16_t*>(nothing + padded);
+    k_offsets = reinterpret_cast<int64_t*>(weight_pairs + num_rows * kChunk);
     v_offsets = k_offsets + kChunk;
+  }
+  static int64_t size(int64_t num_rows, int64_t padded) {
+    return num_rows * padded + padded * kKeyStride + num_rows * kChunk + padded +
+           num_rows * kChunk / 2 + 4 * kChunk;
   }
 };
 
@@ -87,72 +105,88 @@ DSPARK_INLINE void transpose(Floats rows[kLanes]) {
 }
 #endif
 
-constexpr int64_t kKeyStride = kBlocks * kLanes;  // from one e to the next in Scratch::keys
-
-// Rows e to e + count of 16 keys; a null row is zeros.
-template <class T>
-DSPARK_INLINE void transpose_part(const T* const rows[kLanes], int64_t e, int64_t count,
-                                  float* out) {
-  Floats values[kLanes];
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i)
-    values[i] = rows[i] == nullptr ? zero()
-                : count == kLanes  ? load(rows[i] + e)
-                                   : load_some(rows[i] + e, count);
-  transpose(values);
-  for (int64_t i = 0; i < count; ++i) store(out + (e + i) * kKeyStride, values[i]);
-}
-
 #if defined(__AVX512F__)
 // 32 values of 2 bytes are 16 of 4 bytes: one transposition serves twice as many.
-DSPARK_INLINE void transpose_pairs(const uint16_t* const rows[kLanes], int64_t e, float* out) {
+DSPARK_INLINE void transpose_two(const uint16_t* const rows[kLanes], int64_t e, float* out) {
   Floats values[kLanes];
 #pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i)
-    values[i] = rows[i] == nullptr ? zero() : _mm512_castsi512_ps(load_words(rows[i] + e));
+  for (int i = 0; i < kLanes; ++i) values[i] = as_floats(load_words(rows[i] + e));
   transpose(values);
-  const Words high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  const Words high = splat_word(static_cast<int32_t>(0xffff0000));
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
-    const Words pair = _mm512_castps_si512(values[i]);
     float* at = out + (e + 2 * i) * kKeyStride;
-    store(at, _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)));
-    store(at + kKeyStride, _mm512_castsi512_ps(_mm512_and_si512(pair, high)));
+    store(at, as_floats(_mm512_slli_epi32(as_words(values[i]), 16)));
+    store(at + kKeyStride, as_floats(_mm512_and_si512(as_words(values[i]), high)));
   }
 }
 #endif
 
-// Keys of 16 positions to out[e][lane]; positions outside of the range give zeros.
+// Arithmetic in float32 on rows of T.
 template <class T>
-void transpose_keys(const Attention& a, const Scratch& s, int64_t block, Range range,
-                    float* out) {
-  const T* rows[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    const int64_t j = block * kLanes + i;
-    const bool is_inside = j >= range.low && j < range.high;
-    rows[i] = is_inside ? reinterpret_cast<const T*>(a.k_pages) + s.k_offsets[j] : nullptr;
+struct Singles {
+  using Value = T;
+  static int64_t num_units(int64_t head_dim) { return head_dim; }
+
+  static void load_query(const T* q, int64_t head_dim, float* out) {
+    for (int64_t e = 0; e < head_dim; e += kLanes) {
+      const int64_t count = head_dim - e;
+      store(out + e, count >= kLanes ? load(q + e) : load_some(q + e, count));
+    }
   }
-  int64_t e = 0;
+
+  // Rows of 16 keys to out[unit][lane].
+  static void transpose_keys(const T* const rows[kLanes], int64_t head_dim, float* out) {
+    int64_t e = 0;
 #if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 2)
-    for (; e + 2 * kLanes <= a.head_dim; e += 2 * kLanes) transpose_pairs(rows, e, out);
+    if constexpr (sizeof(T) == 2)
+      for (; e + 2 * kLanes <= head_dim; e += 2 * kLanes) transpose_two(rows, e, out);
 #endif
-  for (; e < a.head_dim; e += kLanes)
-    transpose_part(rows, e, smaller(kLanes, a.head_dim - e), out);
-}
-
-// Asks for rows of the pages that will be read soon.
-template <class T>
-void prefetch_rows(const char* pages, const int64_t* offsets, int64_t begin, int64_t end,
-                   int64_t head_dim) {
-  for (int64_t j = begin; j < end; ++j) {
-    const char* row = pages + offsets[j] * static_cast<int64_t>(sizeof(T));
-    for (int64_t byte = 0; byte < head_dim * static_cast<int64_t>(sizeof(T)); byte += 64)
-      _mm_prefetch(row + byte, _MM_HINT_T0);
+    for (; e < head_dim; e += kLanes) {
+      const int64_t count = smaller(kLanes, head_dim - e);
+      Floats values[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i)
+        values[i] = count == kLanes ? load(rows[i] + e) : load_some(rows[i] + e, count);
+      transpose(values);
+      for (int64_t i = 0; i < count; ++i) store(out + (e + i) * kKeyStride, values[i]);
+    }
   }
-}
 
-template <int kNumRows>
+  DSPARK_INLINE Floats score(Floats sum, Words q, Words key) {
+    return fma(as_floats(q), as_floats(key), sum);
+  }
+};
+
+#if DSPARK_USES_PAIRS
+// Products of bfloat16 pairs, added in float32: half the instructions, for head sizes that are
+// multiples of 32. Weights are rounded to bfloat16.
+struct Pairs {
+  using Value = uint16_t;
+  static int64_t num_units(int64_t head_dim) { return head_dim / 2; }
+
+  static void load_query(const uint16_t* q, int64_t head_dim, float* out) {
+    memcpy(out, q, static_cast<size_t>(head_dim) * sizeof *q);
+  }
+
+  static void transpose_keys(const uint16_t* const rows[kLanes], int64_t head_dim, float* out) {
+    for (int64_t e = 0; e < head_dim; e += 2 * kLanes) {
+      Floats values[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) values[i] = as_floats(load_words(rows[i] + e));
+      transpose(values);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) store(out + (e / 2 + i) * kKeyStride, values[i]);
+    }
+  }
+
+  DSPARK_INLINE Floats score(Floats sum, Words q, Words key) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(q), reinterpret_cast<__m512bh>(key));
+  }
+};
+#endif
+
+template <class P, int kNumRows>
 void score_tile(const Attention& a, const float* q, int64_t padded, const float* keys,
                 float* scores) {
   Floats sums[kNumRows][kBlocks];
@@ -160,15 +194,18 @@ void score_tile(const Attention& a, const float* q, int64_t padded, const float*
   for (int r = 0; r < kNumRows; ++r)
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) sums[r][b] = zero();
-  for (int64_t e = 0; e < a.head_dim; ++e) {
-    Floats k[kBlocks];
+  const int64_t num_units = P::num_units(a.head_dim);
+  for (int64_t unit = 0; unit < num_units; ++unit) {
+    Words k[kBlocks];
 #pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) k[b] = load(keys + (e * kBlocks + b) * kLanes);
+    for (int b = 0; b < kBlocks; ++b) k[b] = load_words(keys + unit * kKeyStride + b * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kNumRows; ++r) {
-      const Floats x = splat(q[r * padded + e]);
+      int32_t bits;
+      memcpy(&bits, q + r * padded + unit, sizeof bits);
+      const Words x = splat_word(bits);
 #pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b) sums[r][b] = fma(x, k[b], sums[r][b]);
+      for (int b = 0; b < kBlocks; ++b) sums[r][b] = P::score(sums[r][b], x, k[b]);
     }
   }
   const Floats scale = splat(a.scale);
@@ -179,21 +216,22 @@ void score_tile(const Attention& a, const float* q, int64_t padded, const float*
       store(scores + r * kChunk + b * kLanes, mul(sums[r][b], scale));
 }
 
+template <class P>
 void score_rows(const Attention& a, const float* q, int64_t padded, const float* keys,
                 float* scores, int64_t num_rows) {
   switch (num_rows) {
     case 1:
-      return score_tile<1>(a, q, padded, keys, scores);
+      return score_tile<P, 1>(a, q, padded, keys, scores);
     case 2:
-      return score_tile<2>(a, q, padded, keys, scores);
+      return score_tile<P, 2>(a, q, padded, keys, scores);
     case 3:
-      return score_tile<3>(a, q, padded, keys, scores);
+      return score_tile<P, 3>(a, q, padded, keys, scores);
     case 4:
-      return score_tile<4>(a, q, padded, keys, scores);
+      return score_tile<P, 4>(a, q, padded, keys, scores);
     case 5:
-      return score_tile<5>(a, q, padded, keys, scores);
+      return score_tile<P, 5>(a, q, padded, keys, scores);
     default:
-      return score_tile<kRows>(a, q, padded, keys, scores);
+      return score_tile<P, kRows>(a, q, padded, keys, scores);
   }
 }
 
@@ -212,8 +250,8 @@ DSPARK_INLINE Floats lane_numbers(int64_t first) {
 }
 
 // Scores of one row to weights, in place; the row sees positions [low, high) of the chunk.
-void weigh(const Attention& a, float* scores, Range blocks, Range row, float* maximum,
-           float* sum) {
+void weigh(const Attention& a, float* scores, uint16_t* pairs, Range blocks, Range row,
+           float* maximum, float* sum) {
   const Floats low = splat(static_cast<float>(row.low));
   const Floats last = splat(static_cast<float>(row.high - 1));
   const Floats lowest = splat(kLowest);
@@ -235,16 +273,19 @@ void weigh(const Attention& a, float* scores, Range blocks, Range row, float* ma
   for (int64_t b = blocks.low; b < blocks.high; ++b) {
     const Floats p = exp(sub(load(scores + b * kLanes), base));
     store(scores + b * kLanes, p);
+    if (DSPARK_USES_PAIRS) store(pairs + b * kLanes, p);
     total = add(total, p);
   }
   *maximum = m;
   *sum = sum_lanes(total);
 }
 
+// Sums of weight times value for kNumRows rows and kWidth times 16 values from e on.
 template <class T, int kNumRows, int kWidth>
-void value_tile(const Attention& a, const Scratch& s, const float* weights, Range range,
-                int64_t e, float* out, int64_t out_stride) {
+void value_tile(const Attention& a, const Scratch& s, int64_t first_row, Range range, int64_t e,
+                float* out, int64_t out_stride) {
   const T* pages = reinterpret_cast<const T*>(a.v_pages) + e;
+  const float* weights = s.scores + first_row * kChunk;
   const int64_t count = a.head_dim - e;  // of the last 16; only looked at if it is below 16
   Floats sums[kNumRows][kWidth];
 #pragma GCC unroll 8
@@ -270,119 +311,216 @@ void value_tile(const Attention& a, const Scratch& s, const float* weights, Rang
     for (int w = 0; w < kWidth; ++w) store(out + r * out_stride + e + w * kLanes, sums[r][w]);
 }
 
-template <class T, int kNumRows>
-void value_rows(const Attention& a, const Scratch& s, const float* weights, Range range,
-                float* out, int64_t out_stride) {
+template <int kNumRows, class T>
+void value_rows(Singles<T>, const Attention& a, const Scratch& s, int64_t first_row,
+                Range range, float* out, int64_t out_stride) {
   int64_t e = 0;
   for (; e + kBlocks * kLanes <= a.head_dim; e += kBlocks * kLanes)
-    value_tile<T, kNumRows, kBlocks>(a, s, weights, range, e, out, out_stride);
+    value_tile<T, kNumRows, kBlocks>(a, s, first_row, range, e, out, out_stride);
   for (; e < a.head_dim; e += kLanes)
-    value_tile<T, kNumRows, 1>(a, s, weights, range, e, out, out_stride);
+    value_tile<T, kNumRows, 1>(a, s, first_row, range, e, out, out_stride);
 }
 
-template <class T>
-void add_values(const Attention& a, const Scratch& s, Range range, int64_t num_rows,
-                float* out, int64_t out_stride) {
-  for (int64_t r = 0; r < num_rows; r += kRows) {
-    const float* weights = s.scores + r * kChunk;
-    float* first = out + r * out_stride;
-    switch (smaller(kRows, num_rows - r)) {
-      case 1:
-        value_rows<T, 1>(a, s, weights, range, first, out_stride);
-        break;
-      case 2:
-        value_rows<T, 2>(a, s, weights, range, first, out_stride);
-        break;
-      case 3:
-        value_rows<T, 3>(a, s, weights, range, first, out_stride);
-        break;
-      case 4:
-        value_rows<T, 4>(a, s, weights, range, first, out_stride);
-        break;
-      case 5:
-        value_rows<T, 5>(a, s, weights, range, first, out_stride);
-        break;
+#if DSPARK_USES_PAIRS
+// The same for kWidth times 32 values, two positions (the first one even) at a time.
+template <int kNumRows, int kWidth>
+void value_pairs(const Attention& a, const Scratch& s, int64_t first_row, Range range, int64_t e,
+                 float* out, int64_t out_stride) {
+  const uint16_t* pages = reinterpret_cast<const uint16_t*>(a.v_pages) + e;
+  const uint16_t* nothing = reinterpret_cast<const uint16_t*>(s.nothing);
+  const uint16_t* weights = s.weight_pairs + first_row * kChunk;
+  Floats sums[kNumRows][kWidth][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < kNumRows; ++r)
+#pragma GCC unroll 2
+    for (int w = 0; w < kWidth; ++w) sums[r][w][0] = sums[r][w][1] = zero();
+  for (int64_t j = range.low / 2 * 2; j < range.high; j += 2) {
+    const uint16_t* even = j >= range.low ? pages + s.v_offsets[j] : nothing;
+    const uint16_t* odd = j + 1 < range.high ? pages + s.v_offsets[j + 1] : nothing;
+    Words v[kWidth][2];
+#pragma GCC unroll 2
+    for (int w = 0; w < kWidth; ++w) {
+      const Words x = load_words(even + w * 2 * kLanes);
+      const Words y = load_words(odd + w * 2 * kLanes);
+      v[w][0] = _mm512_unpacklo_epi16(x, y);
+      v[w][1] = _mm512_unpackhi_epi16(x, y);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kNumRows; ++r) {
+      int32_t bits;
+      memcpy(&bits, weights + r * kChunk + j, sizeof bits);
+      const __m512bh p = reinterpret_cast<__m512bh>(splat_word(bits));
+#pragma GCC unroll 2
+      for (int w = 0; w < kWidth; ++w)
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h)
+          sums[r][w][h] =
+              _mm512_dpbf16_ps(sums[r][w][h], p, reinterpret_cast<__m512bh>(v[w][h]));
+    }
+  }
+  // Unpacking works by 128-bit lane: of 32 values, the two registers hold fours in turn.
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+#pragma GCC unroll 8
+  for (int r = 0; r < kNumRows; ++r)
+#pragma GCC unroll 2
+    for (int w = 0; w < kWidth; ++w) {
+      float* at = out + r * out_stride + e + w * 2 * kLanes;
+      store(at, _mm512_permutex2var_ps(sums[r][w][0], first, sums[r][w][1]));
+      store(at + kLanes, _mm512_permutex2var_ps(sums[r][w][0], second, sums[r][w][1]));
+    }
+}
+
+template <int kNumRows>
+void value_rows(Pairs, const Attention& a, const Scratch& s, int64_t first_row,
+                Range range, float* out, int64_t out_stride) {
+  int64_t e = 0;
+  for (; e + 4 * kLanes <= a.head_dim; e += 4 * kLanes)
+    value_pairs<kNumRows, 2>(a, s, first_row, range, e, out, out_stride);
+  if (e < a.head_dim) value_pairs<kNumRows, 1>(a, s, first_row, range, e, out, out_stride);
+}
+#endif
+
+template <class P>
+void add_values(const Attention& a, const Scratch& s, Range range, int64_t num_rows, float* out,
+                int64_t out_stride) {
+  for (int64_t row = 0; row < num_rows; row += kRows) {
+    float* at = out + row * out_stride;
+    switch (smaller(kRows, num_rows - row)) {
+#define DSPARK_CASE(n)                                            \
+  case n:                                                         \
+    value_rows<n>(P(), a, s, row, range, at, out_stride);        \
+    break;
+      DSPARK_CASE(1)
+      DSPARK_CASE(2)
+      DSPARK_CASE(3)
+      DSPARK_CASE(4)
+      DSPARK_CASE(5)
+#undef DSPARK_CASE
       default:
-        value_rows<T, kRows>(a, s, weights, range, first, out_stride);
+        value_rows<kRows>(P(), a, s, row, range, at, out_stride);
     }
   }
 }
 
-template <class T>
-void chunk_of(const Attention& a, const AttentionTile& tile, int64_t chunk, float* memory,
-              float* partials, int64_t row_stride) {
-  const int64_t padded = padded_head_dim(a.head_dim);
-  const int64_t num_rows = (tile.token_end - tile.token_begin) * a.num_sharing;
-  const int64_t start = chunk * kChunk;
-  const Scratch s(memory, num_rows, padded);
-
-  Range range = {kChunk, 0};  // positions of the chunk that any row sees
+// Positions of the chunk that any row of the tile sees, counted from the chunk's start.
+Range seen_by_any(const Attention& a, const AttentionTile& tile, int64_t start) {
+  Range range = {kChunk, 0};
   for (int64_t token = tile.token_begin; token < tile.token_end; ++token) {
     const Range r = seen(a, token);
     range.low = smaller(range.low, larger(r.low - start, 0));
     range.high = larger(range.high, smaller(r.high - start, kChunk));
   }
+  return range;
+}
+
+DSPARK_INLINE int64_t row_offset(const Attention& a, const AttentionTile& tile,
+                                 const int64_t strides[3], int64_t position) {
+  return tile.block_table[position / a.page_size] * strides[0] + tile.kv_head * strides[1] +
+         position % a.page_size * strides[2];
+}
+
+// Asks for rows of the pages that will be read soon.
+template <class T>
+DSPARK_INLINE void prefetch_row(const char* pages, int64_t offset, int64_t head_dim) {
+  const char* row = pages + offset * static_cast<int64_t>(sizeof(T));
+  for (int64_t byte = 0; byte < head_dim * static_cast<int64_t>(sizeof(T)); byte += 64)
+    _mm_prefetch(row + byte, _MM_HINT_T0);
+}
+
+template <class P>
+void score_chunk(const Attention& a, const Scratch& s, Range range, int64_t num_rows) {
+  using T = typename P::Value;
+  const int64_t padded = padded_head_dim(a.head_dim);
+  const Range blocks = {range.low / kLanes, (range.high + kLanes - 1) / kLanes};
+  for (int64_t b = blocks.low / kBlocks * kBlocks; b < blocks.high; b += kBlocks) {
+    const int64_t next = smaller((b + kBlocks) * kLanes, range.high);
+    for (int64_t j = next; j < smaller(next + kKeyStride, range.high); ++j)
+      prefetch_row<T>(a.k_pages, s.k_offsets[j], a.head_dim);
+    for (int64_t j = larger(b * kLanes, range.low); j < next; ++j)
+      prefetch_row<T>(a.v_pages, s.v_offsets[j], a.head_dim);
+    for (int64_t i = b; i < b + kBlocks; ++i) {
+      const T* rows[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const int64_t j = i * kLanes + lane;
+        rows[lane] = j >= range.low && j < range.high
+                         ? reinterpret_cast<const T*>(a.k_pages) + s.k_offsets[j]
+                         : reinterpret_cast<const T*>(s.nothing);
+      }
+      if (i < blocks.high) P::transpose_keys(rows, a.head_dim, s.keys + (i - b) * kLanes);
+    }
+    for (int64_t r = 0; r < num_rows; r += kRows)
+      score_rows<P>(a, s.q + r * padded, padded, s.keys, s.scores + r * kChunk + b * kLanes,
+                    smaller(kRows, num_rows - r));
+  }
+}
+
+template <class P>
+void chunk_of(const Attention& a, const AttentionTile& tile, int64_t chunk, float* memory,
+              float* partials, int64_t row_stride, const AttentionTile* next_tile,
+              int64_t next_chunk) {
+  using T = typename P::Value;
+  const int64_t padded = padded_head_dim(a.head_dim);
+  const int64_t num_rows = (tile.token_end - tile.token_begin) * a.num_sharing;
+  const int64_t start = chunk * kChunk;
+  const Scratch s(memory, num_rows, padded);
+  const Range range = seen_by_any(a, tile, start);
+  if (range.low >= range.high) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      memset(partials + r * row_stride, 0, static_cast<size_t>(padded + 2) * sizeof(float));
+      partials[r * row_stride + padded] = kLowest;
+    }
+    return;
+  }
+  memset(s.nothing, 0, static_cast<size_t>(padded) * sizeof(float));
   for (int64_t j = range.low; j < range.high; ++j) {
-    const int64_t page = tile.block_table[(start + j) / a.page_size];
-    const int64_t row = (start + j) % a.page_size;
-    s.k_offsets[j] = page * a.k_strides[0] + tile.kv_head * a.k_strides[1] + row * a.k_strides[2];
-    s.v_offsets[j] = page * a.v_strides[0] + tile.kv_head * a.v_strides[1] + row * a.v_strides[2];
+    s.k_offsets[j] = row_offset(a, tile, a.k_strides, start + j);
+    s.v_offsets[j] = row_offset(a, tile, a.v_strides, start + j);
   }
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t token = tile.token_begin + r / a.num_sharing;
     const int64_t head = tile.kv_head * a.num_sharing + r % a.num_sharing;
-    const T* q = reinterpret_cast<const T*>(a.q) + token * a.q_strides[0] + head * a.q_strides[1];
-    for (int64_t e = 0; e < a.head_dim; e += kLanes) {
-      const int64_t count = a.head_dim - e;
-      store(s.q + r * padded + e, count >= kLanes ? load(q + e) : load_some(q + e, count));
-    }
+    P::load_query(
+        reinterpret_cast<const T*>(a.q) + token * a.q_strides[0] + head * a.q_strides[1],
+        a.head_dim, s.q + r * padded);
   }
-
-  if (range.low >= range.high) {
-    for (int64_t r = 0; r < num_rows; ++r) {
-      memset(partials + r * row_stride, 0, static_cast<size_t>(padded) * sizeof(float));
-      partials[r * row_stride + padded] = kLowest;
-      partials[r * row_stride + padded + 1] = 0.0f;
-    }
-    return;
-  }
+  score_chunk<P>(a, s, range, num_rows);
   const Range blocks = {range.low / kLanes, (range.high + kLanes - 1) / kLanes};
-  for (int64_t b = blocks.low / kBlocks * kBlocks; b < blocks.high; b += kBlocks) {
-    const int64_t here = larger(b * kLanes, range.low);
-    const int64_t next = smaller((b + kBlocks) * kLanes, range.high);
-    const int64_t after = smaller((b + 2 * kBlocks) * kLanes, range.high);
-    prefetch_rows<T>(a.k_pages, s.k_offsets, next, after, a.head_dim);
-    prefetch_rows<T>(a.v_pages, s.v_offsets, here, next, a.head_dim);
-    for (int64_t i = 0; i < kBlocks; ++i)
-      if (b + i >= blocks.low && b + i < blocks.high)
-        transpose_keys<T>(a, s, b + i, range, s.keys + i * kLanes);
-      else
-        for (int64_t e = 0; e < a.head_dim; ++e) store(s.keys + (e * kBlocks + i) * kLanes, zero());
-    for (int64_t r = 0; r < num_rows; r += kRows)
-      score_rows(a, s.q + r * padded, padded, s.keys, s.scores + r * kChunk + b * kLanes,
-                 smaller(kRows, num_rows - r));
-  }
   for (int64_t r = 0; r < num_rows; ++r) {
     const Range row = seen(a, tile.token_begin + r / a.num_sharing);
     float* end = partials + r * row_stride + padded;
-    weigh(a, s.scores + r * kChunk, blocks, {row.low - start, row.high - start}, end, end + 1);
+    weigh(a, s.scores + r * kChunk, s.weight_pairs + r * kChunk, blocks,
+          {row.low - start, row.high - start}, end, end + 1);
   }
-  add_values<T>(a, s, range, num_rows, partials, row_stride);
+  if (next_tile != nullptr) {  // its first keys arrive while values are added here
+    const int64_t next_start = next_chunk * kChunk;
+    const Range next = seen_by_any(a, *next_tile, next_start);
+    const int64_t end = smaller(next.high, (next.low / kKeyStride + 1) * kKeyStride);
+    for (int64_t j = next.low; j < end; ++j)
+      prefetch_row<T>(a.k_pages, row_offset(a, *next_tile, a.k_strides, next_start + j),
+                      a.head_dim);
+  }
+  add_values<P>(a, s, range, num_rows, partials, row_stride);
 }
 
 }  // namespace
 
 int64_t attention_scratch(const Attention& a, int64_t num_rows) {
-  const int64_t padded = padded_head_dim(a.head_dim);
-  return num_rows * (padded + kChunk) + padded * kBlocks * kLanes + 4 * kChunk;
+  return (Scratch::size(num_rows, padded_head_dim(a.head_dim)) + kLanes - 1) / kLanes * kLanes;
 }
 
 void attention_chunk(const Attention& a, const AttentionTile& tile, int64_t chunk, float* scratch,
-                     float* partials, int64_t row_stride) {
+                     float* partials, int64_t row_stride, const AttentionTile* next_tile,
+                     int64_t next_chunk) {
+#if DSPARK_USES_PAIRS
+  if (a.type == Type::kBFloat16 && a.head_dim % (2 * kLanes) == 0)
+    return chunk_of<Pairs>(a, tile, chunk, scratch, partials, row_stride, next_tile, next_chunk);
+#endif
   if (a.type == Type::kBFloat16)
-    chunk_of<uint16_t>(a, tile, chunk, scratch, partials, row_stride);
+    chunk_of<Singles<uint16_t>>(a, tile, chunk, scratch, partials, row_stride, next_tile,
+                                next_chunk);
   else
-    chunk_of<float>(a, tile, chunk, scratch, partials, row_stride);
+    chunk_of<Singles<float>>(a, tile, chunk, scratch, partials, row_stride, next_tile, next_chunk);
 }
 
 // state <- state + partial, both (values, maximum, sum) of one row.
@@ -418,10 +556,15 @@ void attention_finish(const Attention& a, const float* state, int64_t token, int
   for (int64_t e = 0; e < a.head_dim; e += kLanes) {
     const int64_t count = smaller(kLanes, a.head_dim - e);
     const Floats y = mul(load(state + e), inverse);
-    if (a.type == Type::kBFloat16)
-      store_some(reinterpret_cast<uint16_t*>(a.out) + at + e, y, count);
-    else
-      store_some(reinterpret_cast<float*>(a.out) + at + e, y, count);
+    if (a.type == Type::kBFloat16) {
+      uint16_t* to = reinterpret_cast<uint16_t*>(a.out) + at + e;
+      if (count == kLanes) store(to, y);
+      else store_some(to, y, count);
+    } else {
+      float* to = reinterpret_cast<float*>(a.out) + at + e;
+      if (count == kLanes) store(to, y);
+      else store_some(to, y, count);
+    }
   }
 }
 

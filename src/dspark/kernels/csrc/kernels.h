@@ -58,6 +58,7 @@ struct Attention {
   const float* sinks;  // may be null
 };
 
+// Tokens of one request and the heads that share a key/value head.
 struct AttentionTile {
   const int32_t* block_table;
   int64_t token_begin, token_end;
@@ -68,19 +69,14 @@ struct AttentionTile {
 inline int64_t padded_head_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 inline int64_t partial_size(int64_t head_dim) { return padded_head_dim(head_dim) + kGroup; }
 
-struct Rows {
-  Type type;
-  int64_t num_rows;
-  int64_t width;
-};
-
 #define DSPARK_DECLARE(isa)                                                                       \
   namespace isa {                                                                                 \
   void linear(const Linear&, int64_t panel_begin, int64_t panel_end);                             \
   void quantize_row(Type, const char* x, int64_t width, uint8_t* out, int64_t padded, float* scale); \
   int64_t attention_scratch(const Attention&, int64_t num_rows);                                  \
   void attention_chunk(const Attention&, const AttentionTile&, int64_t chunk, float* scratch,     \
-                       float* partials, int64_t row_stride);                                      \
+                       float* partials, int64_t row_stride, const AttentionTile* next_tile,       \
+                       int64_t next_chunk);                                                       \
   void attention_merge(const Attention&, float* state, const float* partial);                     \
   void attention_finish(const Attention&, const float* state, int64_t token, int64_t head);       \
   void rms_norm(Type, const char* x, const char* weight, char* out, int64_t width, float eps);    \

@@ -337,14 +337,20 @@ Plan plan_attention(const Attention& a, const int32_t* tables, int64_t num_reque
   return plan;
 }
 
-// Every worker takes the next item until none is left.
+// Every worker takes the next item until none is left; `work` also hears which one it will do
+// afterwards (num_items: none).
 template <class F>
 void share(int64_t num_items, int64_t num_workers, const F& work) {
-  std::atomic<int64_t> next{0};
+  std::atomic<int64_t> taken{0};
+  const auto take = [&] {
+    return std::min(num_items, taken.fetch_add(1, std::memory_order_relaxed));
+  };
   at::parallel_for(0, num_workers, 1, [&](int64_t begin, int64_t end) {
     for (int64_t worker = begin; worker < end; ++worker)
-      for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < num_items;)
-        work(item, worker);
+      for (int64_t item = take(), next; item < num_items; item = next) {
+        next = take();
+        work(item, next, worker);
+      }
   });
 }
 
@@ -389,12 +395,16 @@ void run_attention(const Attention& a, const Plan& plan, const at::TensorOptions
     int64_t item_end = item_begin;
     while (item_end < num_items && plan.items[static_cast<size_t>(item_end)].tile < tile_end)
       ++item_end;
-    share(item_end - item_begin, num_workers, [&](int64_t i, int64_t worker) {
+    share(item_end - item_begin, num_workers, [&](int64_t i, int64_t next, int64_t worker) {
       const Plan::Item item = plan.items[static_cast<size_t>(item_begin + i)];
       float* out = partials + (item.tile - tile_begin) * tile_size +
                    (item.chunk - plan.first_chunks[static_cast<size_t>(item.tile)]) * chunk_size;
+      const bool has_next = item_begin + next < item_end;
+      const Plan::Item after = plan.items[static_cast<size_t>(item_begin + (has_next ? next : i))];
       k.attention_chunk(a, plan.tiles[static_cast<size_t>(item.tile)], item.chunk,
-                        memory + worker * scratch_size, out, row_size);
+                        memory + worker * scratch_size, out, row_size,
+                        has_next ? &plan.tiles[static_cast<size_t>(after.tile)] : nullptr,
+                        after.chunk);
     });
     at::parallel_for(tile_begin, tile_end, 8, [&](int64_t begin, int64_t end) {
       for (int64_t tile = begin; tile < end; ++tile) {

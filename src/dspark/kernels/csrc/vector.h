@@ -31,6 +31,10 @@ DSPARK_INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(
 DSPARK_INLINE Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }  // b if one is NaN
 DSPARK_INLINE Words load_words(const void* p) { return _mm512_loadu_si512(p); }
 DSPARK_INLINE Words zero_words() { return _mm512_setzero_si512(); }
+DSPARK_INLINE Words splat_word(int32_t x) { return _mm512_set1_epi32(x); }
+DSPARK_INLINE void store_words(void* p, Words x) { _mm512_storeu_si512(p, x); }
+DSPARK_INLINE Floats as_floats(Words x) { return _mm512_castsi512_ps(x); }
+DSPARK_INLINE Words as_words(Floats x) { return _mm512_castps_si512(x); }
 
 DSPARK_INLINE Floats load_bf16(const uint16_t* p) {
   const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -115,6 +119,20 @@ DSPARK_INLINE Words load_words(const void* p) {
   return {load_half(p), load_half(static_cast<const char*>(p) + 32)};
 }
 DSPARK_INLINE Words zero_words() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+DSPARK_INLINE Words splat_word(int32_t x) {
+  const __m256i y = _mm256_set1_epi32(x);
+  return {y, y};
+}
+DSPARK_INLINE void store_words(void* p, Words x) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), x.a);
+  _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, x.b);
+}
+DSPARK_INLINE Floats as_floats(Words x) {
+  return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)};
+}
+DSPARK_INLINE Words as_words(Floats x) {
+  return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)};
+}
 
 DSPARK_INLINE __m256 widen_bf16(__m128i x) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
