@@ -56,3 +56,15 @@ def drafter_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         provenance=provenance,
     )
     return path
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gguf", action="append", default=[], help="a GGUF file of a real target")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "gguf_path" in metafunc.fixturenames:
+        files = [Path(name) for name in metafunc.config.getoption("--gguf")]
+        skip = pytest.mark.skip(reason="no GGUF file was named: --gguf PATH")
+        values = files or [pytest.param(None, marks=skip)]
+        metafunc.parametrize("gguf_path", values, ids=[f.name for f in files] or ["none"])

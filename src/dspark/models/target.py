@@ -59,6 +59,8 @@ class Target:
         self._attention_modules = probe.modules
         self._softcap: float | None = _text_config(model.config).get("final_logit_softcapping")
         self._head_scale = _head_scale(model.config)
+        # a drafter needs its rows after the layer itself was packed
+        self._head_weight_VD: Tensor = model.get_output_embeddings().weight.detach()
         self.spec = _spec(model, name=name, probe=probe)
         self._install_taps()
         self._check_head(logits)
@@ -136,11 +138,7 @@ class Target:
     @property
     def head_weight_VD(self) -> Tensor:
         """The LM head; the embedding where they are tied."""
-        if _text_config(self.model.config).get("tie_word_embeddings", False):
-            return self.embed_weight_VD
-        weight = self.model.get_output_embeddings().weight
-        assert isinstance(weight, Tensor)
-        return weight.detach()
+        return self._head_weight_VD
 
     def embed(self, ids_N: Tensor) -> Tensor:
         """Embeddings as the first layer gets them, [N, D]."""
