@@ -113,7 +113,6 @@ IgnoreEos = Annotated[
 _DEMO = "benchmarks.demo.DemoConfig"
 _STEP = "benchmarks.step.StepConfig"
 _SINGLE = "benchmarks.single.SingleConfig"
-_TRAIN = "training.trainer.TrainConfig"
 _RECIPE = "recipes.Recipe"
 _EVALUATION = "benchmarks.evaluation.EvaluationConfig"
 
@@ -426,8 +425,13 @@ def train(
             show_default="OUT-work",
         ),
     ] = None,
-    steps: Annotated[int | None, option(_TRAIN, "steps")] = None,
-    minutes: Annotated[float | None, option(_TRAIN, "minutes")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimiser steps; give these or --minutes.")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Minutes of training, turned into steps once by timing a few."),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(help="Where values start from: smollm2 or qwen3-4b.", show_default="general"),

@@ -45,6 +45,8 @@ class Ours:
     drafter: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None
+    compile: bool = True
+    """Compile the layers: a slower start, a quicker step."""
 
 
 PEERS = ("transformers", "llama-cpp", "vllm")
@@ -57,6 +59,7 @@ def engines(ours: Ours, peers: Sequence[str], *, gguf_kinds: Sequence[str]) -> l
         "target": ours.target,
         "dtype": ours.dtype,
         "quantization": ours.quantization or "none",
+        "compile": str(ours.compile).lower(),
     }
     found = [
         Engine(
@@ -117,7 +120,11 @@ def _dspark(config: Mapping[str, str]) -> Generate:
     drafter = None if config["drafter"] == "none" else config["drafter"]
     quantization = None if config["quantization"] == "none" else config["quantization"]
     llm = LLM.load(
-        config["target"], drafter=drafter, dtype=config["dtype"], quantization=quantization
+        config["target"],
+        drafter=drafter,
+        dtype=config["dtype"],
+        quantization=quantization,
+        compile=config["compile"] == "true",
     )
 
     if drafter is not None and llm.drafter is None:
@@ -134,7 +141,9 @@ def _dspark(config: Mapping[str, str]) -> Generate:
 
 def _transformers(config: Mapping[str, str]) -> Generate:
     from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     folder = target.resolve_source(config["target"])
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     # the model's own settings may hold penalties and an end-of-text token

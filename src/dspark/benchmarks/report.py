@@ -144,7 +144,7 @@ def print_single(console: Console, report: SingleReport) -> None:
         table.add_row(
             engine.name,
             engine.version,
-            ", ".join(f"{key} {value}" for key, value in engine.config.items()),
+            ", ".join(f"{key} {v}" for key, v in engine.config.items() if key != "target"),
             *(f"{value:.1f}" for value in (speed.median, speed.min, speed.max)),
         )
     console.print(report.environment.sentence(), style="dim", highlight=False)
