@@ -4,13 +4,14 @@
 #   make check   formatting, lint, types, layers; changes nothing
 #   make test    the test suite
 #   make fix     formats and repairs what ruff can repair
+#   make sanitize   the operator tests on a build with address and undefined behaviour checks
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := $(wildcard setup.py src/dspark/kernels/csrc/*)
+NATIVE := $(wildcard setup.py src/dspark/kernels/build.py src/dspark/kernels/csrc/*)
 
-.PHONY: setup demo check test fix
+.PHONY: setup demo check test fix sanitize
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.target
@@ -30,6 +31,11 @@ test: setup
 fix: $(VENV)/.package
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+sanitize: setup
+	$(BIN)/python -m dspark.kernels.build --sanitize --output build/sanitize/_ops.so
+	LD_PRELOAD=$$($${CXX:-g++} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+		$(BIN)/python tests/kernels/sanitized.py build/sanitize/_ops.so
 
 # torch alone and first: the native operators are compiled against the one that is installed
 $(VENV)/.torch:
