@@ -193,9 +193,10 @@ class StatesCache:
 
     def read(self, answers: Sequence[Answer]) -> list[States]:
         """States in bf16; an answer that is not cached is a `ModelError`."""
-        return [self._read(answer.id) for answer in answers]
+        return [self.read_one(answer.id) for answer in answers]
 
-    def _read(self, answer_id: str) -> States:
+    def read_one(self, answer_id: str) -> States:
+        """States of one answer by its id."""
         if answer_id not in self._index:
             raise ModelError(
                 f"{self.path} holds no states of answer {answer_id!r}; "
