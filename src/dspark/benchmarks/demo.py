@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from dspark.algorithms.survival import AcceptanceStats
 from dspark.benchmarks import audit
 from dspark.benchmarks.audit import Divergence
-from dspark.benchmarks.environment import Environment
+from dspark.benchmarks.environment import Environment, dtype_name
 from dspark.benchmarks.workload import Prompt, demo_prompts
 from dspark.core import SamplingParams
 from dspark.errors import InputError
@@ -162,7 +162,7 @@ def run(llm: LLM, config: DemoConfig, *, watcher: Watcher | None = None) -> Demo
         if watcher is not None:
             watcher.on_result(report)
     return DemoReport(
-        dtype=str(llm.target.dtype).removeprefix("torch."),
+        dtype=dtype_name(llm.target.dtype),
         temperature=config.temperature,
         prompts=reports,
         domains=_domain_rows(reports, timed),

@@ -46,6 +46,12 @@ class Environment:
         )
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as `--dtype` takes it."""
+    names = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+    return names.get(dtype, str(dtype).removeprefix("torch."))
+
+
 def installed_version(package: str) -> str | None:
     """Version of an installed distribution, `None` if it is not there."""
     try:

@@ -118,9 +118,11 @@ def print_demo(console: Console, report: DemoReport) -> None:
     for prompt in report.prompts:
         if prompt.divergence is not None:
             console.print(f"{prompt.prompt[:50]!r} {prompt.divergence.sentence()}")
+    speedups = [prompt.speedup for prompt in report.prompts]
     console.print(
-        f"median speed-up x{report.median_speedup:.2f}, tau {report.tau:.2f} "
-        f"(tokens per round, the target's own included), text: {report.verdict.value}"
+        f"median speed-up x{report.median_speedup:.2f} (x{min(speedups):.2f} to "
+        f"x{max(speedups):.2f}), tau {report.tau:.2f} (tokens per round, the target's own "
+        f"included), text: {report.verdict.value}"
     )
     if report.verdict is Verdict.INCONCLUSIVE:
         console.print("Nothing was drafted, so equal texts prove nothing; give a drafter.")
@@ -132,8 +134,8 @@ def print_single(console: Console, report: SingleReport) -> None:
     """Engines by speed, then the ratios and what is missing."""
     prompts = "/".join(str(n) for n in report.prompt_tokens)
     table = Table(
-        title=f"one user, greedy, prompts of {prompts} tokens, {report.new_tokens} new tokens, "
-        f"{report.num_threads} threads, {report.rounds} rounds"
+        title=f"one user, greedy, prompts of {prompts} tokens, {report.new_tokens} new tokens "
+        f"(end of text ignored), {report.num_threads} threads, {report.rounds} rounds"
     )
     for name in ("engine", "version", "configuration"):
         table.add_column(name)

@@ -84,6 +84,8 @@ class SingleReport:
     num_threads: int
     prompt_tokens: Sequence[int]
     new_tokens: int
+    ignores_eos: bool
+    """Always: the counts are equal, the text after an end-of-text token is not ordinary text."""
     rounds: int
     environment: Environment
 
@@ -258,6 +260,7 @@ def _report(
         num_threads=config.threads,
         prompt_tokens=[len(prompt) for prompt in prompts],
         new_tokens=config.max_new_tokens,
+        ignores_eos=True,
         rounds=config.rounds,
         environment=Environment.here(),
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dspark.benchmarks.environment import Environment
+from dspark.benchmarks.environment import Environment, dtype_name
 from dspark.benchmarks.passes import Passes
 from dspark.errors import InputError
 from dspark.kernels.linear import PackedLinear
@@ -94,7 +94,7 @@ def measure(
             on_size("many requests", size, many_ms[str(size)])
     stream = max(stream, stream_bytes_per_s(weight_bytes))
     return StepReport(
-        dtype=str(target.dtype).removeprefix("torch."),
+        dtype=dtype_name(target.dtype),
         quantization=quantization,
         stream_bytes_per_s=stream,
         weight_bytes=weight_bytes,

@@ -175,7 +175,11 @@ class Tokenizer:
         return both.removeprefix(before).encode()
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        # the engine says whether a prompt is too long; the library would only warn
+        ids: list[int] = self._tokenizer.encode(
+            text, add_special_tokens=add_special_tokens, verbose=False
+        )
+        return list(ids)
 
     def _without_doubled_bos(self, ids: list[int]) -> list[int]:
         bos_id = self._tokenizer.bos_token_id
