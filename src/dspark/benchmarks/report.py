@@ -90,7 +90,8 @@ class DemoScreen:
 
 def print_demo(console: Console, report: DemoReport) -> None:
     """One line per domain, then what it means."""
-    table = Table(title=f"plain decoding and DSpark, {report.dtype}, T={report.temperature:g}")
+    title = f"plain decoding and DSpark, {report.dtype}, T={report.temperature:g}"
+    table = Table(title=title, pad_edge=False)
     table.add_column("domain")
     for name in (
         "n",
