@@ -580,7 +580,7 @@ def evaluate(
             max_requests=config.batch_size,
         )
     assembly.require_drafter(llm)
-    name = drafter or "shipped"
+    name = "shipped" if drafter is None else Path(drafter).name
     with _progress(console) as progress:
         drafters = {name: run(llm, tasks, config=config, on_batch=_Bars(progress).update)}
         if heads_off:

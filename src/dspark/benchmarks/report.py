@@ -184,26 +184,24 @@ def print_step(console: Console, report: StepReport) -> None:
 
 
 def print_evaluation(console: Console, report: EvaluationReport) -> None:
-    """One line per drafter and task."""
-    table = Table(title=f"accepted length, T={report.temperature:g}")
-    table.add_column("drafter")
-    table.add_column("task")
-    for name in ("prompts", "tau", "95%", "acceptance", "by position", "tokens/s"):
-        table.add_column(name, justify="right")
+    """A table for each drafter, one line per task."""
     for name, drafter in report.drafters.items():
+        table = Table(title=f"{name}, T={report.temperature:g}", pad_edge=False)
+        table.add_column("task")
+        for column in ("n", "tau", "95%", "acceptance", "by position", "tokens/s"):
+            table.add_column(column, justify="right")
         for task_name, task in drafter.tasks.items():
             table.add_row(
-                name,
                 task_name,
                 str(task.num_prompts),
                 f"{task.tau:.2f}",
                 f"±{task.tau_ci95:.2f}",
                 f"{task.acceptance_planned:.0%}",
-                " ".join(f".{round(100 * share):02d}" for share in task.conditional),
+                " ".join(f"{share:.2f}" for share in task.conditional),
                 f"{task.tokens_per_s:.1f}",
             )
-        table.add_row(name, "mean over tasks", "", f"{drafter.macro_tau:.2f}", "", "", "", "")
-    console.print(table)
+        console.print(table)
+        console.print(f"mean tau over tasks: {drafter.macro_tau:.2f}", highlight=False)
 
 
 def stream_answer(
