@@ -115,7 +115,12 @@ struct DotInt8 {
 
 DSPARK_INLINE Floats finish(const Linear&, Floats sum, int64_t, int64_t, int64_t) { return sum; }
 
-DSPARK_INLINE Words load_some_words(const int32_t* p, int64_t count) {
+DSPARK_INLINE Floats load_up_to(const float* p, int64_t count) {
+  return count == kLanes ? load(p) : load_some(p, count);
+}
+
+DSPARK_INLINE Words load_words_up_to(const int32_t* p, int64_t count) {
+  if (count == kLanes) return load_words(p);
   int32_t values[kLanes] = {};
   memcpy(values, p, static_cast<size_t>(count) * sizeof(int32_t));
   return load_words(values);
@@ -124,19 +129,14 @@ DSPARK_INLINE Words load_some_words(const int32_t* p, int64_t count) {
 // The 128 that was added to each input is taken off as 128 times the sum of the weights.
 DSPARK_INLINE Floats finish(const Linear& a, Words sum, int64_t token, int64_t output,
                             int64_t count) {
-#if defined(__AVX512F__)
-  const Words shift = _mm512_slli_epi32(load_some_words(a.output_sums + output, count), 7);
-#else
-  const Words sums = load_some_words(a.output_sums + output, count);
-  const Words shift = {_mm256_slli_epi32(sums.a, 7), _mm256_slli_epi32(sums.b, 7)};
-#endif
+  const Words shift = times_128(load_words_up_to(a.output_sums + output, count));
   const Floats value = mul(to_floats(sub_words(sum, shift)), splat(a.token_scales[token]));
-  return mul(value, load_some(a.output_scales + output, count));
+  return mul(value, load_up_to(a.output_scales + output, count));
 }
 
 DSPARK_INLINE void write(const Linear& a, Floats value, int64_t token, int64_t output,
                          int64_t count) {
-  if (a.bias != nullptr) value = add(value, load_some(a.bias + output, count));
+  if (a.bias != nullptr) value = add(value, load_up_to(a.bias + output, count));
   const int64_t at = token * a.out_stride + output;
   if (a.out_type == Type::kBFloat16) {
     uint16_t* out = reinterpret_cast<uint16_t*>(a.out) + at;
@@ -330,32 +330,26 @@ void tile_panels(const Linear& a, int64_t panel_begin, int64_t panel_end) {
 
 template <class T>
 void quantize(const T* x, int64_t width, uint8_t* out, int64_t padded, float* scale) {
-  uint32_t largest_bits = 0;  // of non-negative floats, bits order as values do, NaN last
-  float values[kLanes];
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const int64_t count = width - i < kLanes ? width - i : kLanes;
-    store(values, count == kLanes ? load(x + i) : load_some(x + i, count));
-    uint32_t bits[kLanes];
-    memcpy(bits, values, sizeof bits);
-    for (int j = 0; j < kLanes; ++j) {
-      const uint32_t magnitude = bits[j] & 0x7fffffffu;
-      largest_bits = magnitude > largest_bits ? magnitude : largest_bits;
-    }
-  }
+  const int64_t whole = width / kLanes * kLanes;
+  Words bits = zero_words();
+  for (int64_t i = 0; i < whole; i += kLanes) bits = max_unsigned(bits, magnitude(load(x + i)));
+  if (whole < width)
+    bits = max_unsigned(bits, magnitude(load_some(x + whole, width - whole)));
+  uint32_t lanes[kLanes];
+  store_words(lanes, bits);
+  for (int i = 1; i < kLanes; ++i) lanes[0] = lanes[0] < lanes[i] ? lanes[i] : lanes[0];
   float largest;
-  memcpy(&largest, &largest_bits, sizeof largest);
-  const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+  memcpy(&largest, lanes, sizeof largest);
+  const Floats inverse = splat(largest > 0.0f ? 127.0f / largest : 0.0f);
   *scale = largest / 127.0f;
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const int64_t count = width - i < kLanes ? width - i : kLanes;
-    const Floats y = round_even(mul(count == kLanes ? load(x + i) : load_some(x + i, count),
-                                    splat(inverse)));
-    store(values, y);
-    for (int64_t j = 0; j < count; ++j) {
-      // Not finite only if the scale is not either; any byte serves then.
-      const float v = values[j] >= -127.0f && values[j] <= 127.0f ? values[j] : 0.0f;
-      out[i + j] = static_cast<uint8_t>(static_cast<int>(v) + 128);
-    }
+  // A value that is not finite may become any byte: the scale is not finite either.
+  for (int64_t i = 0; i < whole; i += kLanes)
+    store_shifted_bytes(out + i, round_even(mul(load(x + i), inverse)));
+  if (whole < width) {
+    uint8_t bytes[kLanes];
+    const Floats rest = load_some(x + whole, width - whole);
+    store_shifted_bytes(bytes, round_even(mul(rest, inverse)));
+    memcpy(out + whole, bytes, static_cast<size_t>(width - whole));
   }
   for (int64_t i = width; i < padded; ++i) out[i] = 128;
 }

@@ -74,6 +74,17 @@ DSPARK_INLINE uint32_t bits_eq(Floats a, Floats b) {
 DSPARK_INLINE Floats to_floats(Words x) { return _mm512_cvtepi32_ps(x); }
 DSPARK_INLINE Words sub_words(Words a, Words b) { return _mm512_sub_epi32(a, b); }
 DSPARK_INLINE Words add_words(Words a, Words b) { return _mm512_add_epi32(a, b); }
+DSPARK_INLINE Words times_128(Words x) { return _mm512_slli_epi32(x, 7); }
+DSPARK_INLINE Words max_unsigned(Words a, Words b) { return _mm512_max_epu32(a, b); }
+// The bits of |x|: as whole numbers they order as the values do, NaN last.
+DSPARK_INLINE Words magnitude(Floats x) {
+  return _mm512_and_si512(as_words(x), _mm512_set1_epi32(0x7fffffff));
+}
+// Whole numbers in [-128, 127] plus 128; any byte for others.
+DSPARK_INLINE void store_shifted_bytes(uint8_t* p, Floats x) {
+  const __m512i shifted = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(128));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(shifted));
+}
 
 #else
 
@@ -190,6 +201,26 @@ DSPARK_INLINE Words sub_words(Words x, Words y) {
 }
 DSPARK_INLINE Words add_words(Words x, Words y) {
   return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
+}
+DSPARK_INLINE Words times_128(Words x) {
+  return {_mm256_slli_epi32(x.a, 7), _mm256_slli_epi32(x.b, 7)};
+}
+DSPARK_INLINE Words max_unsigned(Words x, Words y) {
+  return {_mm256_max_epu32(x.a, y.a), _mm256_max_epu32(x.b, y.b)};
+}
+DSPARK_INLINE Words magnitude(Floats x) {
+  const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+  return {_mm256_and_si256(_mm256_castps_si256(x.a), mask),
+          _mm256_and_si256(_mm256_castps_si256(x.b), mask)};
+}
+DSPARK_INLINE void store_shifted_bytes(uint8_t* p, Floats x) {
+  const __m256i shift = _mm256_set1_epi32(128);
+  const __m256i a = _mm256_add_epi32(_mm256_cvtps_epi32(x.a), shift);
+  const __m256i b = _mm256_add_epi32(_mm256_cvtps_epi32(x.b), shift);
+  const __m256i halves = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+  const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(halves),
+                                         _mm256_extracti128_si256(halves, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 
 #endif
