@@ -11,6 +11,7 @@ from dspark.data.batches import Batch
 from dspark.errors import CapacityError, InputError, ModelError, NumericsError
 from dspark.llm import LLM
 from dspark.training import snapshot
+from dspark.training import trainer as trainer_module
 from dspark.training.optimizer import OptimizerConfig
 from dspark.training.trainer import StepReport, TrainConfig, Trainer
 from dspark.training.validation import Validation
@@ -125,12 +126,18 @@ def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_minutes_become_steps_once_and_the_timing_leaves_no_trace(tmp_path: Path):
-    seen, trainer = losses_of({"config": config(minutes=0.01)}, tmp_path)
-    (num_steps,) = {trainer.run().steps}
-    assert num_steps == len(seen) > 1
-    same, _ = losses_of({"config": config(steps=num_steps)}, tmp_path / "steps")
-    assert same == seen
+def test_minutes_become_steps_once_and_the_timing_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A clock by which each step takes a second; the run goes on with the steps it chose then."""
+    seconds = iter(range(10**6))
+    monkeypatch.setattr(trainer_module.time, "monotonic", lambda: float(next(seconds)))
+    first, _ = losses_of({"config": config(minutes=0.2)}, tmp_path / "minutes", dies_at=5)
+    monkeypatch.setattr(trainer_module.time, "monotonic", lambda: 0.0)
+    second, _ = losses_of({"config": config(minutes=0.2)}, tmp_path / "minutes")
+    assert max(second) == 12
+    same, _ = losses_of({"config": config(steps=12)}, tmp_path / "steps")
+    assert {**first, **second} == same
 
 
 class Poisoned:
@@ -211,6 +218,35 @@ def test_the_kept_drafter_reads_raw_taps_as_the_trained_one_read_scaled_taps(tmp
     masters = snapshot.read_snapshot(tmp_path / "best.pt")["masters"]
     expected = (batch.taps_TM * scale_M) @ masters["fc.weight"].T
     torch.testing.assert_close(trainer.drafter.fc(batch.taps_TM), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_trained_drafter_goes_on_where_it_was_and_is_kept_if_training_hurts(tmp_path: Path):
+    """UC-119: the start is measured on the same held-out answers and must be beaten."""
+    _, first = losses_of({"config": config()}, tmp_path / "first")
+    tau = first.run().held_out_tau
+    trained = [p.detach().clone() for p in first.drafter.parameters()]
+    harmful = config(
+        steps=3,
+        is_continued=True,
+        optimizer=OptimizerConfig(muon_lr=30.0, adam_lr=30.0, warmup=0.0),
+    )
+    seen: dict[int, float] = {}
+    again = toy_trainer(
+        tmp_path / "second",
+        config=harmful,
+        drafter=first.drafter,
+        on_validation=lambda step, validation: seen.update({step: validation.tau}),
+    )
+    summary = again.run()
+    assert seen[0] == pytest.approx(tau, abs=1e-3)
+    assert (summary.best_step, summary.held_out_tau) == (0, seen[0])
+    for one, other in zip(again.drafter.parameters(), trained, strict=True):
+        torch.testing.assert_close(one.detach(), other, atol=1e-5, rtol=1e-4)
+    better = config(steps=30, is_continued=True)
+    assert (
+        toy_trainer(tmp_path / "third", config=better, drafter=again.drafter).run().held_out_tau
+        > tau
+    )
 
 
 def test_without_held_out_answers_the_last_weights_are_kept(tmp_path: Path):

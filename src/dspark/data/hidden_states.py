@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dspark.algorithms.row_chunks import row_chunks
 from dspark.data.answers import Answer
 from dspark.errors import CapacityError, ModelError
 from dspark.models.target import Target
@@ -354,22 +355,26 @@ def fill_cache(
 
 
 def sum_mass(
-    target: Target, last_ND: Tensor, *, mass_V: Tensor | None, chunk_rows: int = 64
+    target: Target, last_ND: Tensor, *, mass_V: Tensor | None, chunk_rows: int = 256
 ) -> Tensor:
     """Log-sum-exp of the full-vocabulary logits, float32 [N]; adds the distributions to `mass_V`.
 
-    The probabilities exist for `chunk_rows` rows at a time.
+    Logits exist for `chunk_rows` rows at a time, probabilities for those of a row chunk.
     """
-    parts = []
-    for rows_nD in torch.split(last_ND, chunk_rows):
-        logits_nV = target.logits(rows_nD).float()
-        top_n1 = logits_nV.amax(dim=1, keepdim=True)
-        odds_nV = logits_nV.sub_(top_n1).exp_()
-        total_n = odds_nV.sum(dim=1)
+    lse_N = torch.empty(len(last_ND), dtype=torch.float32, device=last_ND.device)
+    for start in range(0, len(last_ND), chunk_rows):
+        logits_nV = target.logits(last_ND[start : start + chunk_rows])
+        chunk_V = torch.zeros(logits_nV.shape[1], device=logits_nV.device)
+        for rows in row_chunks(logits_nV):
+            odds_nV = logits_nV[rows].float()
+            top_n1 = odds_nV.amax(dim=1, keepdim=True)
+            total_n = odds_nV.sub_(top_n1).exp_().sum(dim=1)
+            lse_N[start + rows.start : start + rows.stop] = top_n1[:, 0] + total_n.log()
+            if mass_V is not None:
+                chunk_V += total_n.reciprocal() @ odds_nV
         if mass_V is not None:
-            mass_V += (total_n.reciprocal() @ odds_nV).to(mass_V)
-        parts.append(top_n1[:, 0] + total_n.log())
-    return torch.cat(parts) if parts else last_ND.new_zeros(0, dtype=torch.float32)
+            mass_V += chunk_V.to(mass_V)
+    return lse_N
 
 
 def token_mass(target: Target, answers: Sequence[Answer], *, num_answers: int = 200) -> Tensor:

@@ -60,6 +60,8 @@ class TrainConfig:
     """Steps between two measurements on held-out answers."""
     checkpoint_every: int = 50
     """Steps between two checkpoints."""
+    is_continued: bool = False
+    """The drafter comes trained: its weights, measured first, are the ones to beat (UC-119)."""
     is_compiled: bool = True
     """Compile the elementwise part of the loss where a C++ compiler is at hand."""
     objective: ObjectiveConfig = ObjectiveConfig()  # noqa: RUF009  # frozen
@@ -159,6 +161,8 @@ class Trainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self._resume():
             self._input_scale_M = self._measured_input_scale()
+            if self.config.is_continued:
+                self._start_from_drafter(self._input_scale_M)
             if self._progress.num_steps is None:
                 self._progress.num_steps = self._calibrated_num_steps()
             self._save()
@@ -253,6 +257,12 @@ class Trainer:
         scale_M = (squares_M / max(num_rows, 1)).clamp(min=1e-6).rsqrt()
         return scale_M.to(self.drafter.dtype).float()
 
+    def _start_from_drafter(self, input_scale_M: Tensor) -> None:
+        """Take the scale out of `fc`, and keep these weights unless training beats them."""
+        self._optimizer.masters["fc.weight"] /= input_scale_M
+        self._optimizer.copy_to_parameters()
+        self._validate()
+
     def _calibrated_num_steps(self) -> int:
         """Steps that fit into `minutes`, from the median time of a few steps that leave no trace.
 
@@ -262,7 +272,9 @@ class Trainer:
         before = _cloned(self._optimizer.state_dict())
         times = [self._step(step).wall_s for step in range(_CALIBRATION_STEPS)]
         self._optimizer.load_state_dict(before)
-        self._progress = _Progress()
+        self._progress = _Progress(
+            best_tau=self._progress.best_tau, best_step=self._progress.best_step
+        )
         typical_s = sorted(times[1:])[(len(times) - 1) // 2]
         return max(1, int(self.config.minutes * 60.0 / typical_s))
 
