@@ -111,6 +111,7 @@ class DraftPass:
         drafted: list[list[int]] = [[] for _ in requests]
         has_history = any(r.logit_state.shapes_logits for r in requests)
         tokens, probs, embeddings = [], [], []
+        rows = [RowContext(state=r.logit_state) for r in requests]
         for slot in range(self.block_size):
             logits_RS = base_RKS[:, slot]
             if head is not None:
@@ -118,10 +119,11 @@ class DraftPass:
                 bias_RS, state = head.step(e_Rr, hidden_RKD[:, slot], state)
                 logits_RS = logits_RS + bias_RS
                 embeddings.append(e_Rr)
-            rows = [
-                RowContext(state=r.logit_state, drafted=tuple(ids))
-                for r, ids in zip(requests, drafted, strict=True)
-            ]
+            if has_history:
+                rows = [
+                    RowContext(state=r.logit_state, drafted=tuple(ids))
+                    for r, ids in zip(requests, drafted, strict=True)
+                ]
             scores = process_logits(logits_RS, rows, vocabulary=self.vocabulary)
             draw = draw_draft(
                 scores,
