@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dspark.kernels.attention import attention
 from dspark.kernels.elementwise import rms_norm, rotary, silu_mul
-from dspark.kernels.linear import side_by_side
+from dspark.kernels.linear import PackedLinear, side_by_side
 
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 """Largest difference from transformers' layer, relative to its largest output."""
@@ -40,6 +40,39 @@ class FusedLayer(nn.Module):
         self.scale: float = attn.scaling
         self.window = window
         self._holder: list[Any] = [attn]  # pages live on the module that transformers would call
+        self._parts: list[Any] | None = None
+
+    def join(self) -> None:
+        """After packing: run as one operator where every product has a compiled form."""
+        products = [self.qkv, self.o_proj, self.gate_up, self.down_proj]
+        has_gate_up_groups = self.gate_up.out_features % 16 == 0  # nothing padded to take away
+        if has_gate_up_groups and all(
+            isinstance(product, PackedLinear) and product.is_compiled for product in products
+        ):
+            parts = [(p.packed, p.bias, p.scales_O, p.sums_O) for p in products]
+            self._parts = [part for product in parts for part in product]
+
+    def _joined(
+        self, x_ND: Tensor, cos_NE: Tensor, sin_NE: Tensor, layout: Sequence[Tensor]
+    ) -> Tensor:
+        head_norms = () if self.head_norms is None else self.head_norms
+        norms = [(self.norm_in, self.eps_in), (self.norm_mid, self.eps_mid), *head_norms]
+        pages = self._holder[0]
+        out: Tensor = torch.ops.dspark.decoder_layer(
+            x_ND,
+            [weight for weight, _ in norms],
+            [eps for _, eps in norms],
+            self._parts,
+            [self.head_dim, self.num_heads, self.num_kv_heads],
+            cos_NE,
+            sin_NE,
+            pages.dspark_keys,
+            pages.dspark_values,
+            *layout,
+            self.scale,
+            self.window,
+        )
+        return out
 
     def forward(
         self,
@@ -55,12 +88,15 @@ class FusedLayer(nn.Module):
     ) -> Tensor:
         """[1, N, D] to [1, N, D], the arguments being those of transformers and of our layout."""
         x_ND = hidden_states[0]
+        cos_1NE, sin_1NE = position_embeddings
+        if self._parts is not None:
+            layout = (block_tables_RP, query_starts_R1, visible_N, positions_N, slots_N)
+            return self._joined(x_ND, cos_1NE[0], sin_1NE[0], layout).unsqueeze(0)
         normed_ND = rms_norm(x_ND, self.norm_in, self.eps_in)
         q_NHE, k_NGE, v_NGE = self._heads(self.qkv.forward(normed_ND))
         if self.head_norms is not None:
             (q_weight, q_eps), (k_weight, k_eps) = self.head_norms
             q_NHE, k_NGE = rms_norm(q_NHE, q_weight, q_eps), rms_norm(k_NGE, k_weight, k_eps)
-        cos_1NE, sin_1NE = position_embeddings
         rotary(q_NHE, k_NGE, cos_1NE[0], sin_1NE[0])
         pages = self._holder[0]
         out_NHE = attention(

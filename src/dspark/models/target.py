@@ -18,7 +18,7 @@ from dspark.errors import ModelError
 from dspark.kernels.linear import replace_linears
 from dspark.models import attention, embedded, gguf
 from dspark.models.attention import AttentionProbe, KVPages, LayerShape
-from dspark.models.fusion import fuse_layer
+from dspark.models.fusion import FusedLayer, fuse_layer
 
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -104,7 +104,7 @@ class Target:
         target = cls.wrap(model.to(device), name=str(source))
         if packed and torch.device(device).type == "cpu":
             target.fuse()
-            replace_linears(target.model, quantization=quantization)
+            target.pack(quantization=quantization)
         if compile:
             target.compile()
         return target
@@ -238,6 +238,14 @@ class Target:
             )
             for index, (inputs, arguments, expected) in calls.items()
         )
+
+    def pack(self, *, quantization: str | None = None) -> None:
+        """Swap the linear layers for packed ones; fused layers then run as one operator each."""
+        replace_linears(self.model, quantization=quantization)
+        for layer in self._layers:
+            fused = getattr(layer, "fused", None)
+            if isinstance(fused, FusedLayer):
+                fused.join()
 
     def compile(self) -> None:
         """Compile the decoder layers that are not fused, as one region that they all share.

@@ -611,6 +611,48 @@ void rotary(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& s
   }
 }
 
+// One product of a layer: `parts` holds packed weight, bias, scales, sums; the last two for int8.
+Tensor product(const Tensor& x, const std::optional<Tensor>* parts, int64_t num_outputs) {
+  if (parts[2].has_value()) return linear_int8(x, *parts[0], *parts[2], *parts[3], parts[1]);
+  return linear_packed(x, *parts[0], parts[1], num_outputs);
+}
+
+// A whole pre-norm decoder layer, the operators above in a row: a call from Python costs as much
+// as a small operator, and a layer has a dozen of them.
+//   norms: before attention, before the MLP, then per head of q and of k or none; eps of each
+//   linears: four parts of each of qkv, output, gate_up, down
+//   sizes: head_dim, query heads, key/value heads
+Tensor decoder_layer(const Tensor& x, at::TensorList norms, at::ArrayRef<double> eps,
+                     const c10::List<std::optional<Tensor>>& linears, at::IntArrayRef sizes,
+                     const Tensor& cos, const Tensor& sin, const Tensor& k_pages,
+                     const Tensor& v_pages, const Tensor& block_tables, const Tensor& query_starts,
+                     const Tensor& visible, const Tensor& positions, const Tensor& slots,
+                     double scale, std::optional<int64_t> window) {
+  TORCH_CHECK((norms.size() == 2 || norms.size() == 4) && eps.size() == norms.size() &&
+                  linears.size() == 16 && sizes.size() == 3 && x.dim() == 2,
+              "decoder_layer takes 2 or 4 norms and 4 products");
+  std::optional<Tensor> parts[16];
+  for (size_t i = 0; i < 16; ++i) parts[i] = linears.get(i);
+  const int64_t num_tokens = x.size(0), head_dim = sizes[0], num_q = sizes[1], num_kv = sizes[2];
+  const Tensor qkv = product(rms_norm(x, norms[0], eps[0]), parts, (num_q + 2 * num_kv) * head_dim)
+                         .view({num_tokens, num_q + 2 * num_kv, head_dim});
+  Tensor q = qkv.narrow(1, 0, num_q), k = qkv.narrow(1, num_q, num_kv);
+  if (norms.size() == 4) {
+    q = rms_norm(q, norms[2], eps[2]);
+    k = rms_norm(k, norms[3], eps[3]);
+  }
+  rotary(q, k, cos, sin);
+  const Tensor seen =
+      attention(q, k, qkv.narrow(1, num_q + num_kv, num_kv), k_pages, v_pages, block_tables,
+                query_starts, visible, positions, slots, 0, scale, window, {}, {});
+  const Tensor mid = product(seen.view({num_tokens, num_q * head_dim}), parts + 4, x.size(1));
+  mid.add_(x);
+  const int64_t num_gate_up = parts[10].has_value() ? parts[10]->numel() : parts[8]->size(0);
+  const Tensor gate_up = product(rms_norm(mid, norms[1], eps[1]), parts + 8, num_gate_up);
+  const Tensor out = product(silu_mul(gate_up), parts + 12, x.size(1));
+  return out.add_(mid);
+}
+
 Tensor argmax(const Tensor& x) {
   TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, "expected rows of scores, got ", x.sizes());
   const Tensor rows = rows_of(x);
@@ -679,6 +721,11 @@ TORCH_LIBRARY_FRAGMENT(dspark, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("silu_mul(Tensor gate_up) -> Tensor");
   m.def("rotary(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin) -> ()");
+  m.def(
+      "decoder_layer(Tensor x, Tensor[] norms, float[] eps, Tensor?[] linears, int[] sizes, "
+      "Tensor cos, Tensor sin, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor block_tables, "
+      "Tensor query_starts, Tensor visible, Tensor positions, Tensor slots, float scale, "
+      "int? window) -> Tensor");
   m.def("argmax(Tensor x) -> Tensor");
   m.def(
       "gumbel_argmax(Tensor scores, Tensor seeds, Tensor positions, Tensor? token_ids) -> Tensor");
@@ -692,6 +739,7 @@ TORCH_LIBRARY_IMPL(dspark, CPU, m) {
   m.impl("rms_norm", rms_norm);
   m.impl("silu_mul", silu_mul);
   m.impl("rotary", rotary);
+  m.impl("decoder_layer", decoder_layer);
   m.impl("argmax", argmax);
   m.impl("gumbel_argmax", gumbel_argmax);
 }
