@@ -140,8 +140,9 @@ def test_seeded_text_is_a_function_of_seed_prompt_and_target_alone(
     ]
     for other in drafters:
         assert run(make_cycle(target, other), PROMPTS, params) == expected
-    for width in range(5):
-        assert run(make_cycle(target, drafter, width=width), PROMPTS, params) == expected
+    wide = toy_drafter(target, block_size=7)
+    for width in range(8):
+        assert run(make_cycle(target, wide, width=width), PROMPTS, params) == expected
     crowd = [*PROMPTS] * 4
     found = run(make_cycle(target, drafter, max_requests=16, num_positions=4096), crowd, params)
     assert found == expected * 4
