@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from dspark.core import AttentionLayout
@@ -234,6 +235,16 @@ def test_damaged_weights_are_one_clear_sentence(tmp_path: Any) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(ModelError, match="cannot be loaded"):
+        Target.load(tmp_path, dtype=torch.float32)
+
+
+def test_missing_weights_are_refused_by_name_not_filled_with_random_numbers(tmp_path: Any) -> None:
+    """A drafter's directory names an architecture that transformers knows."""
+    random_model(config_of("llama")).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.2.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks 1 weights.*layers\.2\.mlp\.up_proj"):
         Target.load(tmp_path, dtype=torch.float32)
 
 

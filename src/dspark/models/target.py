@@ -90,17 +90,24 @@ class Target:
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
                 attn_implementation=attention.ATTENTION_NAME,
                 trust_remote_code=trust_remote_code,
+                output_loading_info=True,
             )
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ModelError(f"Target {source} cannot be loaded: {_first_line(error)}") from error
         finally:
             transformers_logging.set_verbosity(verbosity)
             transformers_logging.enable_progress_bar()
+        if report["missing_keys"]:  # transformers would fill them with random numbers
+            missing = sorted(report["missing_keys"])
+            raise ModelError(
+                f"Target {source} lacks {len(missing)} weights of its architecture, among them "
+                f"{missing[0]}; give the directory of a complete model, not of a drafter."
+            )
         target = cls.wrap(model.to(device), name=str(source))
         if packed and torch.device(device).type == "cpu":
             target.fuse()
