@@ -113,7 +113,7 @@ def train(
         batches=batches,
         config=config,
         folder=work,
-        target_head=_target_head(target),
+        target_head=TargetHead(scale=target.head_scale, softcap=target.softcap),
         on_step=watchers.on_step,
         on_validation=watchers.on_validation,
     ).run()
@@ -135,7 +135,7 @@ def train(
 
 def drafter_config(target: Target, tokenizer: Tokenizer, recipe: Recipe) -> DrafterConfig:
     """The sizes of a drafter that fits `target`: its layers are as wide as the target's."""
-    text = _text_config(target)
+    text = target.text_config
     num_heads = text["num_attention_heads"]
     size = None
     if recipe.draft_vocab_size is not None and recipe.draft_vocab_size < target.spec.vocab_size:
@@ -183,19 +183,8 @@ def mask_token_of(target: Target, tokenizer: Tokenizer, recipe: Recipe) -> int:
     return unused[-1]
 
 
-def _text_config(target: Target) -> dict[str, Any]:
-    values: dict[str, Any] = target.model.config.get_text_config().to_dict()
-    return values
-
-
 def _rope_theta(text: dict[str, Any]) -> float:
     parameters = text.get("rope_parameters") or {}
     if "full_attention" in parameters:  # one for each kind of layer
         parameters = parameters["full_attention"]
     return float(parameters.get("rope_theta") or text.get("rope_theta") or 10000.0)
-
-
-def _target_head(target: Target) -> TargetHead:
-    text = _text_config(target)
-    scale = float(text.get("logit_scale") or 1.0) / float(text.get("logits_scaling") or 1.0)
-    return TargetHead(scale=scale, softcap=text.get("final_logit_softcapping"))

@@ -57,8 +57,8 @@ class Target:
         self._bound: KVPages | None = None
         probe, logits = _probe(model)
         self._attention_modules = probe.modules
-        self._softcap: float | None = _text_config(model.config).get("final_logit_softcapping")
-        self._head_scale = _head_scale(model.config)
+        self.softcap: float | None = _text_config(model.config).get("final_logit_softcapping")
+        self.head_scale = _head_scale(model.config)
         # a drafter needs its rows after the layer itself was packed
         self._head_weight_VD: Tensor = model.get_output_embeddings().weight.detach()
         self.spec = _spec(model, name=name, probe=probe)
@@ -126,6 +126,11 @@ class Target:
         return cls(model.eval(), name=name)
 
     @property
+    def text_config(self) -> dict[str, Any]:
+        """The language model's own configuration, as transformers stores it."""
+        return _text_config(self.model.config)
+
+    @property
     def device(self) -> torch.device:
         """Where the weights lie."""
         return self.embed_weight_VD.device
@@ -189,10 +194,10 @@ class Target:
         """LM head with the model's own scale and soft-cap, [M, V] in the target's dtype."""
         head = self.model.get_output_embeddings()
         logits_MV: Tensor = head(hidden_MD)
-        if self._head_scale != 1.0:
-            logits_MV = logits_MV * self._head_scale
-        if self._softcap is not None:
-            logits_MV = torch.tanh(logits_MV / self._softcap) * self._softcap
+        if self.head_scale != 1.0:
+            logits_MV = logits_MV * self.head_scale
+        if self.softcap is not None:
+            logits_MV = torch.tanh(logits_MV / self.softcap) * self.softcap
         return logits_MV
 
     @torch.no_grad()
