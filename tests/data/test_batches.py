@@ -146,3 +146,12 @@ def test_values_that_cannot_be_are_refused(change: dict[str, float], words: str)
     config = BatchConfig(block_size=3, answers_per_step=4)
     with pytest.raises(InputError, match=words):
         replace(config, **change)
+
+
+def test_context_tokens_lie_beside_their_taps():
+    answers = random_answers(20, vocab_size=VOCAB)
+    source = batches(answers)
+    (batch,) = source.step(0)
+    by_number = {int(a.id[1:]): a.ids() for a in answers}
+    rows = batch.taps_TM[:, 0].long().tolist()
+    assert batch.ids_T.tolist() == [int(by_number[row // 1000][row % 1000]) for row in rows]

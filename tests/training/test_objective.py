@@ -11,6 +11,7 @@ from dspark.data.batches import Batch
 from dspark.models.drafter import Drafter
 from dspark.models.packed_attention import PackedBlocks
 from dspark.training.objective import Objective, ObjectiveConfig, weight_sum
+from dspark.training.slot_pass import slot_pass_of
 from tests.data.toy_answers import answer, random_answers
 from tests.toys import VOCAB_SIZE, toy_target
 from tests.training.toy_training import batch_of, log_sum_exp_of, trainable_drafter
@@ -25,7 +26,7 @@ def gradients(
     """Summed loss and gradients of some batches."""
     target = toy_target()
     objective = Objective(
-        drafter, config=ObjectiveConfig(**options), target_head=log_sum_exp_of(target)
+        slot_pass_of(drafter), config=ObjectiveConfig(**options), target_head=log_sum_exp_of(target)
     )
     drafter.zero_grad()
     total = 0.0
@@ -124,7 +125,9 @@ def test_a_block_sees_nothing_at_or_behind_its_anchor():
     taps_TM = batch.taps_TM.clone()
     assert len(taps_TM) == 6  # nothing from the last anchor on is even there
     taps_TM[2:] += 5.0
-    objective = Objective(drafter, config=ObjectiveConfig(), target_head=log_sum_exp_of(target))
+    objective = Objective(
+        slot_pass_of(drafter), config=ObjectiveConfig(), target_head=log_sum_exp_of(target)
+    )
     before = objective(batch, normaliser=normaliser, input_scale_M=None).head.l1_N
     changed = replace(batch, taps_TM=taps_TM)
     after = objective(changed, normaliser=normaliser, input_scale_M=None).head.l1_N
@@ -187,7 +190,9 @@ def test_acceptance_is_summed_by_slot():
     drafter = trainable_drafter(target)
     item = answer(0, prompt=[5, 6], ids=list(range(7, 13)))
     batch = batch_of(target, [item], [[2, 5]])
-    objective = Objective(drafter, config=ObjectiveConfig(), target_head=log_sum_exp_of(target))
+    objective = Objective(
+        slot_pass_of(drafter), config=ObjectiveConfig(), target_head=log_sum_exp_of(target)
+    )
     outcome = objective(batch, normaliser=1.0, input_scale_M=None)
     accepted_K, slots_K = outcome.acceptance_by_slot(4)
     assert slots_K.tolist() == [2.0, 2.0, 1.0, 1.0]

@@ -3,6 +3,7 @@ import torch
 
 from dspark.algorithms import losses
 from dspark.training.objective import Objective, ObjectiveConfig
+from dspark.training.slot_pass import slot_pass_of
 from dspark.training.validation import validate
 from tests.data.toy_answers import answer, random_answers
 from tests.toys import VOCAB_SIZE, toy_target
@@ -12,7 +13,9 @@ from tests.training.toy_training import batch_of, log_sum_exp_of, trainable_draf
 def test_tau_is_one_plus_the_summed_survivals_of_whole_blocks():
     target = toy_target()
     objective = Objective(
-        trainable_drafter(target), config=ObjectiveConfig(), target_head=log_sum_exp_of(target)
+        slot_pass_of(trainable_drafter(target)),
+        config=ObjectiveConfig(),
+        target_head=log_sum_exp_of(target),
     )
     item = answer(0, prompt=[5, 6], ids=list(range(7, 16)))
     batches = [batch_of(target, [item], [[2, 4, 8]]), batch_of(target, [item], [[3]])]
@@ -37,7 +40,7 @@ def test_there_is_nothing_to_say_without_batches_or_without_the_target():
     target = toy_target()
     drafter = trainable_drafter(target, enable_confidence_head=False)
     config = ObjectiveConfig(weights=losses.LossWeights(ce=1.0, l1=0.0, confidence=0.0))
-    objective = Objective(drafter, config=config, target_head=log_sum_exp_of(target))
+    objective = Objective(slot_pass_of(drafter), config=config, target_head=log_sum_exp_of(target))
     assert validate(objective, [], input_scale_M=None) is None
     batch = batch_of(target, random_answers(1, vocab_size=VOCAB_SIZE - 1), [[3]])
     assert validate(objective, [batch], input_scale_M=None) is None

@@ -18,9 +18,11 @@ class Blocks:
 
     `previous_RK` the true token at a + j, what the sequential head is fed; `labels_RK` the true
     token at a + 1 + j; `valid_RK` whether the slot is supervised. Slots that are not supervised
-    hold the sequence's last token, so that every index is legal.
+    hold the sequence's last token, so that every index is legal. `ids_C` are the tokens of the
+    context, up to the last anchor.
     """
 
+    ids_C: Tensor
     anchors_R: Tensor
     positions_RK: Tensor
     previous_RK: Tensor
@@ -62,6 +64,7 @@ def blocks(ids_T: Tensor, loss_mask_T: Tensor, anchors_R: Tensor, *, block_size:
     last = ids_T.shape[0] - 1
     positions_RK = anchors_R[:, None] + torch.arange(block_size)
     return Blocks(
+        ids_C=ids_T[: int(anchors_R[-1:].sum())],
         anchors_R=anchors_R,
         positions_RK=positions_RK,
         previous_RK=ids_T[positions_RK.clamp(max=last)],

@@ -26,12 +26,14 @@ from dspark.models.packed_attention import PackedBlocks
 class Batch:
     """Everything one forward and backward pass needs.
 
-    `taps_TM` ends, for each sequence, before its last anchor: nothing later is ever seen.
+    `taps_TM` ends, for each sequence, before its last anchor: nothing later is ever seen; `ids_T`
+    are the tokens there.
     `rows_N` are the supervised slots among the A * K flattened ones; `last_ND`, `lse_N` belong
     to those rows only.
     """
 
     taps_TM: Tensor
+    ids_T: Tensor
     blocks: PackedBlocks
     previous_AK: Tensor
     labels_AK: Tensor
@@ -231,6 +233,7 @@ def pack(sequences: Sequence[tuple[anchors.Blocks, States]], *, block_size: int)
         taps_TM=torch.cat(
             [s.taps_NM[:length] for (_, s), length in zip(sequences, contexts, strict=True)]
         ),
+        ids_T=torch.cat([blocks.ids_C for blocks, _ in sequences]).to(device),
         blocks=packed,
         previous_AK=torch.cat([blocks.previous_RK for blocks, _ in sequences]).to(device),
         labels_AK=torch.cat([blocks.labels_RK for blocks, _ in sequences]).to(device),

@@ -7,44 +7,16 @@ Letters: A blocks, K block_size, T context rows, N supervised slots, S draft voc
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dspark.algorithms import anchors, losses
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
-from dspark.models.drafter import Drafter
-from dspark.models.packed_attention import PackedBlocks
-from dspark.training.block_attention import block_attention
+from dspark.training.slot_pass import Batch, SlotPass, Slots
 
 LogSumExp = Callable[[Tensor], Tensor]
 """Last hidden states [N, D] to the log-sum-exp of their full-vocabulary logits, float32 [N]."""
-
-
-class Batch(Protocol):
-    """What one pass reads; `data.batches.Batch` has it.
-
-    `taps_TM` holds the contexts of all sequences; `rows_N` are the supervised slots among the
-    A * K flattened ones, and `last_ND`, `lse_N` belong to those rows only.
-    """
-
-    @property
-    def taps_TM(self) -> Tensor: ...
-    @property
-    def blocks(self) -> PackedBlocks: ...
-    @property
-    def previous_AK(self) -> Tensor: ...
-    @property
-    def labels_AK(self) -> Tensor: ...
-    @property
-    def valid_AK(self) -> Tensor: ...
-    @property
-    def rows_N(self) -> Tensor: ...
-    @property
-    def last_ND(self) -> Tensor: ...
-    @property
-    def lse_N(self) -> Tensor | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +62,6 @@ class Outcome:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Slots:
-    """The supervised slots inside the drafter: hidden [N, D], w2's input and W1's rows [N, r]."""
-
-    hidden_ND: Tensor
-    state_Nr: Tensor | None
-    embedded_Nr: Tensor | None
-
-
 def weight_sum(batch: Batch, *, loss_decay: float) -> float:
     """Sum of position weights of a batch; the normaliser adds those of all micro-batches."""
     return float(anchors.position_weights(batch.valid_AK, loss_decay=loss_decay).sum())
@@ -109,20 +72,20 @@ class Objective:
 
     def __init__(
         self,
-        drafter: Drafter,
+        slot_pass: SlotPass,
         *,
         config: ObjectiveConfig,
         target_head: TargetHead,
         kernel: losses.ChunkKernel = losses.chunk_terms,
     ) -> None:
-        self.drafter = drafter
+        self.slot_pass = slot_pass
         self.config = config
         self._target_head = target_head
         self._kernel = kernel
         self._vocabulary: DraftVocabulary | None = None
-        if drafter.d2t_S is not None:
-            vocab_size = drafter.config.vocab_size
-            self._vocabulary = DraftVocabulary.of(drafter.d2t_S, vocab_size=vocab_size)
+        if slot_pass.d2t_S is not None:
+            vocab_size = slot_pass.sizes.vocab_size
+            self._vocabulary = DraftVocabulary.of(slot_pass.d2t_S, vocab_size=vocab_size)
 
     def __call__(
         self,
@@ -147,38 +110,27 @@ class Objective:
             has_agreement=has_agreement,
         )
         loss, confidence_N = head.total, None
-        if self.drafter.confidence_head is not None and config.weights.confidence > 0:
+        if self.slot_pass.has_confidence and config.weights.confidence > 0:
             assert head.acceptance_N is not None
-            confidence_N = self._confidence(slots)
+            confidence_N = self.slot_pass.confidence(slots, stop_gradient=config.stop_gradient)
             term = losses.confidence_loss(confidence_N, head.acceptance_N, weights_N=weights_N)
             loss = loss + config.weights.confidence * term
         return Outcome(loss=loss, rows_N=batch.rows_N, head=head, confidence_N=confidence_N)
 
-    def _slots(self, batch: Batch, input_scale_M: Tensor | None) -> _Slots:
-        drafter, blocks, previous_AK = self.drafter, batch.blocks, batch.previous_AK
-        taps_TM = batch.taps_TM.to(drafter.dtype)
+    def _slots(self, batch: Batch, input_scale_M: Tensor | None) -> Slots:
+        dtype = self.slot_pass.dtype
+        taps_TM = batch.taps_TM.to(dtype)
         if input_scale_M is not None:
-            taps_TM = taps_TM * input_scale_M.to(drafter.dtype)
-        context_TD = drafter.context(taps_TM)
-        context_kv = drafter.context_kv(context_TD, blocks.context_positions_T)
-        attend = block_attention(context_kv, blocks, windows=drafter.config.windows)
-        inputs_ND = drafter.block_inputs(previous_AK[:, 0])
-        hidden_ND = drafter.backbone(inputs_ND, blocks.positions_N, attend)
-        state_Nr = embedded_Nr = None
-        if drafter.markov_head is not None:
-            hidden_AKD = hidden_ND.view(*previous_AK.shape, -1)
-            state_AKr = drafter.markov_head.unroll_features(previous_AK, hidden_AKD)
-            state_Nr = state_AKr.flatten(0, 1)[batch.rows_N]
-            embedded_Nr = drafter.markov_head.embed(previous_AK).flatten(0, 1)[batch.rows_N]
-        return _Slots(hidden_ND=hidden_ND[batch.rows_N], state_Nr=state_Nr, embedded_Nr=embedded_Nr)
+            taps_TM = taps_TM * input_scale_M.to(dtype)
+        return self.slot_pass.slots(batch, taps_TM)
 
-    def _draft_logits(self, slots: _Slots) -> losses.DraftLogits:
-        head_SD, markov = self.drafter.head_weight_SD, self.drafter.markov_head
+    def _draft_logits(self, slots: Slots) -> losses.DraftLogits:
+        head_SD = self.slot_pass.head_weight_SD
         return losses.DraftLogits(
             hidden_ND=slots.hidden_ND.to(head_SD.dtype),
             head_SD=head_SD,
             state_Nr=None if slots.state_Nr is None else slots.state_Nr.to(head_SD.dtype),
-            w2_Sr=None if markov is None else markov.markov_w2.weight.to(head_SD.dtype),
+            w2_Sr=None if slots.w2_Sr is None else slots.w2_Sr.to(head_SD.dtype),
         )
 
     def _labels(self, batch: Batch) -> losses.Labels:
@@ -198,19 +150,8 @@ class Objective:
         if lse_N is None and how.log_sum_exp is not None:
             lse_N = how.log_sum_exp(batch.last_ND)
         return losses.TargetRows(
-            last_ND=batch.last_ND.to(self.drafter.head_weight_SD.dtype),
+            last_ND=batch.last_ND.to(self.slot_pass.head_weight_SD.dtype),
             lse_N=lse_N,
             scale=how.scale,
             softcap=how.softcap,
         )
-
-    def _confidence(self, slots: _Slots) -> Tensor:
-        head = self.drafter.confidence_head
-        assert head is not None
-        hidden_ND = slots.hidden_ND
-        embedded_Nr = slots.embedded_Nr if head.rank > 0 else None
-        if self.config.stop_gradient:
-            hidden_ND = hidden_ND.detach()
-            embedded_Nr = None if embedded_Nr is None else embedded_Nr.detach()
-        logits_N: Tensor = head(hidden_ND, embedded_Nr)
-        return logits_N

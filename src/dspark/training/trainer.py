@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dspark.algorithms import losses
 from dspark.errors import InputError, ModelError, NumericsError
-from dspark.models.drafter import Drafter
-from dspark.training.objective import Batch, Objective, ObjectiveConfig, TargetHead, weight_sum
+from dspark.training.objective import Objective, ObjectiveConfig, TargetHead, weight_sum
 from dspark.training.optimizer import Optimizer, OptimizerConfig, schedule
+from dspark.training.slot_pass import Batch, slot_pass_of
 from dspark.training.snapshot import read_snapshot, write_snapshot
 from dspark.training.validation import Validation, validate
 
@@ -126,7 +126,7 @@ class Trainer:
 
     def __init__(
         self,
-        drafter: Drafter,
+        drafter: nn.Module,
         *,
         batches: BatchSource,
         config: TrainConfig,
@@ -136,6 +136,7 @@ class Trainer:
         on_validation: Callable[[int, Validation], None] | None = None,
     ) -> None:
         self.drafter = drafter
+        self.slot_pass = slot_pass_of(drafter)
         self.config = config
         self.folder = Path(folder)
         self._batches = batches
@@ -143,7 +144,7 @@ class Trainer:
         self._on_validation = on_validation
         self._optimizer = Optimizer(drafter, config=config.optimizer)
         self._objective = Objective(
-            drafter,
+            self.slot_pass,
             config=config.objective,
             target_head=TargetHead() if target_head is None else target_head,
             kernel=compiled_chunk_terms() if config.is_compiled else losses.chunk_terms,
@@ -192,7 +193,7 @@ class Trainer:
         batches = self._batches.step(step)
         decay = self.config.objective.loss_decay
         normaliser = sum(weight_sum(batch, loss_decay=decay) for batch in batches)
-        block_size = self.drafter.config.block_size
+        block_size = self.slot_pass.sizes.block_size
         accepted_K = torch.zeros(block_size, dtype=torch.float64)
         slots_K = torch.zeros_like(accepted_K)
         loss = 0.0
@@ -249,17 +250,17 @@ class Trainer:
         """1 / RMS of each tap channel over some steps' contexts, float32 [M].
 
         Channels differ by two orders of magnitude. Training sees scaled taps, so that Muon's
-        equal steps mean the same for each; `_take_best` moves the scale into `fc`.
+        equal steps mean the same for each; `_take_best` moves the scale into the weight.
         """
         batches = [batch for step in range(_SCALE_STEPS) for batch in self._batches.step(step)]
         num_rows = sum(len(batch.taps_TM) for batch in batches)
         squares_M = torch.stack([b.taps_TM.float().square().sum(dim=0) for b in batches]).sum(dim=0)
         scale_M = (squares_M / max(num_rows, 1)).clamp(min=1e-6).rsqrt()
-        return scale_M.to(self.drafter.dtype).float()
+        return scale_M.to(self.slot_pass.dtype).float()
 
     def _start_from_drafter(self, input_scale_M: Tensor) -> None:
-        """Take the scale out of `fc`, and keep these weights unless training beats them."""
-        self._optimizer.masters["fc.weight"] /= input_scale_M
+        """Take the scale out of the taps' weight; keep these weights unless training beats them."""
+        self._optimizer.masters[self.slot_pass.tap_weight] /= input_scale_M
         self._optimizer.copy_to_parameters()
         self._validate()
 
@@ -296,10 +297,11 @@ class Trainer:
 
     @torch.no_grad()
     def _take_best(self) -> None:
-        """Put the best weights into the drafter, the input scale folded into `fc`."""
+        """Put the best weights into the drafter, the input scale folded into the taps' weight."""
         masters = dict(read_snapshot(self.folder / "best.pt")["masters"])
         assert self._input_scale_M is not None
-        masters["fc.weight"] = masters["fc.weight"] * self._input_scale_M
+        name = self.slot_pass.tap_weight
+        masters[name] = masters[name] * self._input_scale_M
         for name, parameter in self._optimizer.parameters.items():
             parameter.copy_(masters[name])
 
@@ -308,7 +310,7 @@ class Trainer:
         for name in ("validate_every", "checkpoint_every"):
             loop.pop(name)
         return {
-            "drafter configuration": _as_text(dataclasses.asdict(self.drafter.config)),
+            "drafter configuration": _as_text(dataclasses.asdict(self.slot_pass.sizes)),
             "training configuration": _as_text(loop),
             **self._batches.fingerprint(),
         }
@@ -336,7 +338,7 @@ class Trainer:
                     "it to start again."
                 )
         self._progress = _Progress(**saved["progress"])
-        self._input_scale_M = saved["input_scale_M"].to(self.drafter.head_weight_SD.device)
+        self._input_scale_M = saved["input_scale_M"].to(self.slot_pass.head_weight_SD.device)
         self._optimizer.load_state_dict(saved["optimizer"])
         return True
 

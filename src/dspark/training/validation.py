@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.training.objective import Batch, Objective
+from dspark.training.objective import Objective
+from dspark.training.slot_pass import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
