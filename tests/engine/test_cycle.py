@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
 from dspark.core import Coupling, DraftBlock, FinishReason, Origin, Request, SamplingParams
-from dspark.engine import draft_pass
 from dspark.engine.cycle import Cycle, CycleConfig
+from dspark.engine.draft_pass import DraftPass
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest
+from dspark.engine.proposer import StepStates
 from dspark.errors import InputError, NumericsError
 from dspark.models.drafter import Drafter
 from dspark.models.target import Target
@@ -62,20 +62,20 @@ def decode_slowly(
     return ids[len(prompt) :]
 
 
-class OracleDraft(draft_pass.DraftPass):
+class OracleDraft:
     """Proposes what the test says: right for `num_right` slots, then a wrong token."""
 
     def __init__(
         self, answers: dict[str, list[int]], num_right: Sequence[int], block_size: int
     ) -> None:
         self.block_size = block_size
-        self.tap_layers = ()
+        self.tap_layers: tuple[int, ...] = ()
         self.vocabulary: DraftVocabulary | None = None
         self.num_calls = 0
         self._answers = answers
         self._num_right = num_right
 
-    def feed(self, taps_NM: Tensor, layout: object) -> None:
+    def feed(self, states: StepStates) -> None:
         pass
 
     def propose(
@@ -100,7 +100,7 @@ def oracle_cycle(
 ) -> tuple[Cycle, OracleDraft]:
     cycle = make_cycle(target, toy_drafter(target, block_size=5), **changes)
     oracle = OracleDraft({str(i): a for i, a in enumerate(answers)}, num_right, 5)
-    cycle._draft_pass = oracle
+    cycle._proposer = oracle
     return cycle, oracle
 
 
@@ -300,10 +300,10 @@ def test_drafts_of_a_warm_drafter_equal_those_of_a_freshly_primed_one(
     (other,) = fresh._live
     assert other.tokens == live.tokens
     with torch.inference_mode():
-        assert warm._draft_pass is not None
-        assert fresh._draft_pass is not None
-        hidden = warm._draft_pass._backbone([live], warm._cache)
-        expected = fresh._draft_pass._backbone([other], fresh._cache)
+        assert isinstance(warm._proposer, DraftPass)
+        assert isinstance(fresh._proposer, DraftPass)
+        hidden = warm._proposer._backbone([live], warm._cache)
+        expected = fresh._proposer._backbone([other], fresh._cache)
     torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -321,6 +321,34 @@ def test_invalid_draft_ids_are_rejected_without_harm(target: Target) -> None:
     oracle.propose = with_invalid  # type: ignore[method-assign]
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     assert run(cycle, [PROMPTS[0]], params) == answers
+
+
+def test_a_proposer_may_offer_less_than_a_block(target: Target) -> None:
+    """Rows that offer two, none or all: no more is verified, and only offers are counted."""
+    answers = [decode_slowly(target, prompt, 12) for prompt in PROMPTS]
+    cycle, oracle = oracle_cycle(target, answers, [5])
+    propose = oracle.propose
+    num_offered = {"0": 2, "1": 0, "2": 5, "3": 5}
+
+    def with_few(requests: Sequence[LiveRequest], **kwargs: Any) -> DraftBlock:
+        return DraftBlock(
+            tokens_RK=propose(requests, **kwargs).tokens_RK,
+            probs_RKS=None,
+            confidence_RK=None,
+            num_offered=[num_offered[live.request.id] for live in requests],
+        )
+
+    oracle.propose = with_few  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    for index, prompt in enumerate(PROMPTS):
+        cycle.submit(Request(id=str(index), prompt_ids=prompt, params=params))
+    found: dict[str, list[int]] = {str(index): [] for index in range(len(PROMPTS))}
+    while cycle.has_work:
+        for item in cycle.step().rounds:
+            found[item.request_id].extend(item.token_ids)
+            assert item.num_planned <= item.num_offered <= num_offered[item.request_id]
+            assert item.is_prefill or len(item.token_ids) == 1 + item.num_accepted
+    assert list(found.values()) == answers
 
 
 def test_positions_passed_to_the_target_have_no_gap_and_no_repeat(target: Target) -> None:

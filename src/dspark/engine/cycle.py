@@ -28,6 +28,7 @@ from dspark.engine.draft_pass import DraftPass
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest, StopText, origins_of
 from dspark.engine.planner import FixedWidthPlanner
+from dspark.engine.proposer import Proposer, StepStates
 from dspark.errors import InputError
 from dspark.kernels.selection import gumbel_argmax
 from dspark.models.drafter import Drafter
@@ -111,9 +112,9 @@ class Cycle:
             max_positions=target.spec.max_positions + block_size,
         )
         self._pages = target.allocate_pages(num_pages=num_pages, page_size=config.page_size)
-        self._draft_pass = None
+        self._proposer: Proposer | None = None
         if drafter is not None:
-            self._draft_pass = DraftPass(
+            self._proposer = DraftPass(
                 drafter,
                 num_pages=num_pages,
                 page_size=config.page_size,
@@ -135,7 +136,7 @@ class Cycle:
     @property
     def block_size(self) -> int:
         """K of the drafter, 0 without one."""
-        return 0 if self._draft_pass is None else self._draft_pass.block_size
+        return 0 if self._proposer is None else self._proposer.block_size
 
     def submit(self, request: Request) -> None:
         """Queue a request; it starts with a later step. Its `max_tokens` must be at least 1.
@@ -170,7 +171,7 @@ class Cycle:
         plan = self._plan(batch, block)
         scores = self._verify(batch, block, plan)
         verdict = self._accept(batch, block, plan, scores)
-        result = self._commit(batch, plan, scores, verdict)
+        result = self._commit(batch, block, plan, scores, verdict)
         if self.config.is_checked:
             self.check()
         return result
@@ -210,10 +211,10 @@ class Cycle:
 
     def _draft(self, batch: _Batch) -> DraftBlock | None:
         drafting = [r for r, cap in enumerate(batch.caps) if cap > 0]
-        if self._draft_pass is None or not drafting:
+        if self._proposer is None or not drafting:
             return None  # no drafter call, no cost (UC-142)
         requests = [batch.decoding[r] for r in drafting]
-        block = self._draft_pass.propose(
+        block = self._proposer.propose(
             requests, cache=self._cache, noise=_noise(requests, self._target.device)
         )
         if len(drafting) == len(batch.sampling):
@@ -221,10 +222,12 @@ class Cycle:
         return _spread(block, drafting, num_rows=len(batch.sampling))
 
     def _plan(self, batch: _Batch, block: DraftBlock | None) -> VerifyPlan:
-        num_new = len(batch.sampling) - len(batch.decoding)
         if block is None:
             return VerifyPlan(lengths=(0,) * len(batch.sampling))
-        return self._planner.plan(block, [*batch.caps, *[0] * num_new])
+        caps = [*batch.caps, *[0] * (len(batch.sampling) - len(batch.decoding))]
+        if block.num_offered is not None:
+            caps = [min(pair) for pair in zip(caps, block.num_offered, strict=True)]
+        return self._planner.plan(block, caps)
 
     def _verify(self, batch: _Batch, block: DraftBlock | None, plan: VerifyPlan) -> TokenScores:
         ids: list[int] = []
@@ -258,14 +261,22 @@ class Cycle:
     def _pass(self, ids: Sequence[int], runs: Sequence[Run]) -> Tensor:
         device = self._target.device
         layout = layout_of(runs, self._cache, device=device)
+        ids_N = torch.tensor(ids, device=device)
         output = self._target.forward(
-            torch.tensor(ids, device=device),
+            ids_N,
             layout=layout,
             pages=self._pages,
-            tap_layers=self._draft_pass.tap_layers if self._draft_pass is not None else (),
+            tap_layers=self._proposer.tap_layers if self._proposer is not None else (),
         )
-        if self._draft_pass is not None:
-            self._draft_pass.feed(output.taps_NM, layout)
+        if self._proposer is not None:
+            self._proposer.feed(
+                StepStates(
+                    ids_N=ids_N,
+                    hidden_ND=output.hidden_ND,
+                    taps_NM=output.taps_NM,
+                    layout=layout,
+                )
+            )
         return output.hidden_ND
 
     def _valid_ids(self, window: Sequence[int]) -> list[int]:
@@ -282,8 +293,8 @@ class Cycle:
         tokens_RK = torch.zeros((len(requests), 0), dtype=torch.int64, device=device)
         probs_RKS = torch.zeros((len(requests), 0, 1), device=device)
         vocabulary = None
-        if block is not None and self._draft_pass is not None:
-            tokens_RK, vocabulary = block.tokens_RK, self._draft_pass.vocabulary
+        if block is not None and self._proposer is not None:
+            tokens_RK, vocabulary = block.tokens_RK, self._proposer.vocabulary
             probs_RKS = block.probs_RKS if block.probs_RKS is not None else probs_RKS
         return accept(
             scores=scores,
@@ -296,21 +307,36 @@ class Cycle:
         )
 
     def _commit(
-        self, batch: _Batch, plan: VerifyPlan, scores: TokenScores, verdict: Verdict
+        self,
+        batch: _Batch,
+        block: DraftBlock | None,
+        plan: VerifyPlan,
+        scores: TokenScores,
+        verdict: Verdict,
     ) -> StepResult:
         rounds: list[RoundResult] = []
         for chunk in batch.chunks:
             chunk.live.num_computed += chunk.num_tokens
             self._cache.commit(chunk.live.slot, chunk.live.num_computed)
         first_row = 0
+        offered = self._offered(batch, block)
         for r, live in enumerate(batch.sampling):
-            rounds.append(self._commit_round(live, r, first_row, scores, verdict, batch))
+            rounds.append(self._commit_round(live, r, first_row, scores, verdict, offered[r]))
             first_row += plan.lengths[r] + 1
         return StepResult(
             rounds=rounds,
             num_prompt_tokens=sum(chunk.num_tokens for chunk in batch.chunks),
             num_verify_tokens=sum(plan.lengths[: len(batch.decoding)]) + len(batch.decoding),
         )
+
+    def _offered(self, batch: _Batch, block: DraftBlock | None) -> Sequence[int]:
+        """Tokens that were proposed to each request that gets one."""
+        if block is None:
+            return [0] * len(batch.sampling)
+        if block.num_offered is not None:
+            return block.num_offered
+        num_new = len(batch.sampling) - len(batch.decoding)
+        return [*(self.block_size if cap > 0 else 0 for cap in batch.caps), *[0] * num_new]
 
     def _commit_round(
         self,
@@ -319,7 +345,7 @@ class Cycle:
         first_row: int,
         scores: TokenScores,
         verdict: Verdict,
-        batch: _Batch,
+        num_offered: int,
     ) -> RoundResult:
         is_prefill = not live.is_decoding
         num_accepted = verdict.num_accepted[row]
@@ -331,13 +357,12 @@ class Cycle:
             live.num_computed += taken
             self._cache.commit(live.slot, live.num_computed)
         logprobs = self._logprobs(live, scores, first_row, tokens[:taken])
-        is_drafting = self.block_size > 0 and row < len(batch.caps) and batch.caps[row] > 0
         result = RoundResult(
             request_id=live.request.id,
             token_ids=tokens[:taken],
             origins=origins_of(num_accepted, verdict.origin(row), taken=taken),
             logprobs=logprobs,
-            num_offered=self.block_size if is_drafting else 0,
+            num_offered=num_offered,
             num_planned=verdict.lengths[row],
             num_accepted=min(num_accepted, taken),
             is_prefill=is_prefill,
@@ -406,8 +431,14 @@ def _spread(block: DraftBlock, rows: Sequence[int], *, num_rows: int) -> DraftBl
         spread[list(rows)] = values
         return spread
 
+    offered = None
+    if block.num_offered is not None:
+        offered = [0] * num_rows
+        for row, num in zip(rows, block.num_offered, strict=True):
+            offered[row] = num
     return DraftBlock(
         tokens_RK=over_all(block.tokens_RK),
         probs_RKS=None if block.probs_RKS is None else over_all(block.probs_RKS),
         confidence_RK=None if block.confidence_RK is None else over_all(block.confidence_RK),
+        num_offered=offered,
     )

@@ -12,10 +12,11 @@ from dspark.algorithms.acceptance import draw_draft
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
 from dspark.algorithms.noise import RoundNoise
 from dspark.algorithms.sampling import RowContext, process_logits
-from dspark.core import AttentionLayout, DraftBlock
+from dspark.core import DraftBlock
 from dspark.engine.batch import Run, layout_of
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest
+from dspark.engine.proposer import StepStates
 from dspark.kernels.attention import attention
 from dspark.kernels.selection import gumbel_argmax
 from dspark.models.attention import KVPages, LayerShape
@@ -23,7 +24,7 @@ from dspark.models.drafter import Drafter
 
 
 class DraftPass:
-    """A drafter, its pages, and its vocabulary."""
+    """A DSpark drafter, its pages, and its vocabulary: a `Proposer`."""
 
     def __init__(
         self, drafter: Drafter, *, num_pages: int, page_size: int, vocab_size: int
@@ -45,13 +46,14 @@ class DraftPass:
         self._windows = config.windows
         self._scale = config.head_dim**-0.5
 
-    def feed(self, taps_NM: Tensor, layout: AttentionLayout) -> None:
+    def feed(self, states: StepStates) -> None:
         """Write the context's keys and values of a step's tokens into the drafter's pages.
 
         Rejected tokens may be among them: their positions are written again, by the next block
         and by the next step, before anything reads them.
         """
-        ctx_ND = self.drafter.context(taps_NM)
+        layout = states.layout
+        ctx_ND = self.drafter.context(states.taps_NM)
         pages_N = layout.slots_N // self._pages.page_size
         rows_N = layout.slots_N % self._pages.page_size
         for (k_NGE, v_NGE), keys, values in zip(
