@@ -16,6 +16,7 @@ from dspark.benchmarks.environment import Environment, dtype_name
 from dspark.benchmarks.passes import Passes
 from dspark.errors import InputError
 from dspark.kernels.linear import PackedLinear
+from dspark.kernels.memory import bytes_per_s
 from dspark.models.target import Target
 
 _CONTEXT_TOKEN = 11  # any id: the cost does not depend on the text
@@ -49,7 +50,8 @@ class StepReport:
     dtype: str
     quantization: str | None
     stream_bytes_per_s: float
-    """Bytes a second read from an array as large as the weights, measured in the same run."""
+    """Bytes a second read, measured in the same run: as many as the weights are, lying as they do
+    (huge pages), by all threads with vector loads."""
     weight_bytes: int
     """Bytes of the weights that every pass must read."""
     floor_ms: float
@@ -73,7 +75,7 @@ def measure(
 ) -> StepReport:
     """Time every size in both shapes; `on_size(shape, size, milliseconds)` hears of each."""
     weight_bytes = streamed_bytes(target)
-    stream = stream_bytes_per_s(weight_bytes)
+    stream = bytes_per_s(weight_bytes)
     room = config.context + max(config.sizes)
     one = Passes(target, num_requests=1, num_positions=room)
     many = Passes(target, num_requests=max(config.sizes), num_positions=config.context + 1)
@@ -92,7 +94,7 @@ def measure(
         )
         if on_size is not None:
             on_size("many requests", size, many_ms[str(size)])
-    stream = max(stream, stream_bytes_per_s(weight_bytes))
+    stream = max(stream, bytes_per_s(weight_bytes))
     return StepReport(
         dtype=dtype_name(target.dtype),
         quantization=quantization,
@@ -118,17 +120,6 @@ def streamed_bytes(target: Target) -> int:
     if multiplied.data_ptr() != target.embed_weight_VD.data_ptr():
         tensors.pop(target.embed_weight_VD.data_ptr(), None)
     return sum(t.numel() * t.element_size() for t in tensors.values())
-
-
-def stream_bytes_per_s(num_bytes: int, *, repeats: int = 7) -> float:
-    """Best rate at which the machine reads an array of this size with the threads in use."""
-    array = torch.ones(max(1, num_bytes // 4), dtype=torch.float32)
-    best_s = float("inf")
-    for _ in range(repeats):
-        started = time.perf_counter()
-        array.sum()
-        best_s = min(best_s, time.perf_counter() - started)
-    return array.numel() * 4 / best_s
 
 
 def _median_ms(run: Callable[[], object], config: StepConfig) -> float:

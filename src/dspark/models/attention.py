@@ -6,6 +6,7 @@ hands down unchanged (`layout_arguments`), and each attention module holds its o
 tensors (`bind_pages`), so that all layers share one compiled graph.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,10 @@ from transformers import AttentionInterface
 
 from dspark.core import AttentionLayout
 from dspark.kernels.attention import attention
+from dspark.kernels.memory import zeros_in_huge_pages
 
 ATTENTION_NAME = "dspark_paged"
+_ALIGNMENT = 64  # values between starts of layers: whole cache lines in every dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +52,18 @@ class KVPages:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "KVPages":
-        """Zeroed pages: memory is num_pages * page_size * sum over layers of 2 * G * E values."""
+        """Zeroed pages: memory is num_pages * page_size * sum over layers of 2 * G * E values.
 
-        def pages(layer: LayerShape) -> Tensor:
-            shape = (num_pages, layer.num_kv_heads, page_size, layer.head_dim)
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        return cls(
-            keys=[pages(layer) for layer in layers],
-            values=[pages(layer) for layer in layers],
-            page_size=page_size,
-        )
+        On a CPU all of them lie one after the other in huge pages.
+        """
+        shapes = [(num_pages, s.num_kv_heads, page_size, s.head_dim) for s in layers for _ in "kv"]
+        sizes = [-(-math.prod(shape) // _ALIGNMENT) * _ALIGNMENT for shape in shapes]
+        memory = zeros_in_huge_pages([sum(sizes)], dtype=dtype, device=device)
+        parts = memory.split(sizes)
+        pages = [
+            part[: math.prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)
+        ]
+        return cls(keys=pages[::2], values=pages[1::2], page_size=page_size)
 
 
 def layout_arguments(layout: AttentionLayout) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-// What each instruction set offers; `operators.cpp` checks arguments, picks a set, runs threads.
+// What each instruction set offers; who calls it checks arguments and runs threads.
 #pragma once
 
 #include <stdint.h>
@@ -84,6 +84,7 @@ inline int64_t partial_size(int64_t head_dim) { return padded_head_dim(head_dim)
   void rotate(Type, char* x, Type table_type, const char* cos, const char* sin, int64_t dim);     \
   int64_t argmax(Type, const char* x, int64_t width);                                             \
   int64_t gumbel_argmax(const float* scores, int64_t width, uint64_t key, const int64_t* tokens); \
+  uint32_t sum_words(const char* x, int64_t size);                                                \
   }
 
 DSPARK_DECLARE(avx2)

@@ -1,111 +1,17 @@
-// `torch.ops.dspark.*`: checks arguments, picks the instruction set, spreads work over threads.
+// `torch.ops.dspark.*`, one function each: checks arguments, spreads work over threads.
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <torch/library.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
-#include "kernels.h"
+#include "host.h"
 
 namespace dspark {
 namespace {
-
-using at::Tensor;
-
-struct Kernels {
-  decltype(&avx2::linear) linear;
-  decltype(&avx2::quantize_row) quantize_row;
-  decltype(&avx2::attention_scratch) attention_scratch;
-  decltype(&avx2::attention_chunk) attention_chunk;
-  decltype(&avx2::attention_merge) attention_merge;
-  decltype(&avx2::attention_finish) attention_finish;
-  decltype(&avx2::rms_norm) rms_norm;
-  decltype(&avx2::silu_mul) silu_mul;
-  decltype(&avx2::rotate) rotate;
-  decltype(&avx2::argmax) argmax;
-  decltype(&avx2::gumbel_argmax) gumbel_argmax;
-};
-
-#define DSPARK_KERNELS(isa)                                                                \
-  Kernels {                                                                                \
-    isa::linear, isa::quantize_row, isa::attention_scratch, isa::attention_chunk,          \
-        isa::attention_merge, isa::attention_finish, isa::rms_norm, isa::silu_mul,         \
-        isa::rotate, isa::argmax, isa::gumbel_argmax                                       \
-  }
-
-// Least to most capable; the order is the numbering of `use_instructions`.
-constexpr Kernels kSets[] = {DSPARK_KERNELS(avx2), DSPARK_KERNELS(avx512),
-                             DSPARK_KERNELS(avx512bf16), DSPARK_KERNELS(amx)};
-
-// Linux hands out the tile registers on request, once for the whole process.
-bool may_use_tiles() {
-#if defined(__linux__)
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  static const bool is_granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return is_granted;
-#else
-  return false;
-#endif
-}
-
-// Number of sets that this processor runs; 0: none.
-int64_t num_sets() {
-  __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
-  const bool has_avx512 =
-      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512vnni");
-  if (!has_avx512) return 1;
-  if (!__builtin_cpu_supports("avx512bf16")) return 2;
-  const bool has_tiles = __builtin_cpu_supports("amx-tile") &&
-                         __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8");
-  return has_tiles && may_use_tiles() ? 4 : 3;
-}
-
-std::atomic<int64_t> chosen_set{-1};
-
-const Kernels& kernels() {
-  int64_t set = chosen_set.load(std::memory_order_relaxed);
-  if (set < 0) {
-    set = num_sets() - 1;
-    TORCH_CHECK(set >= 0, "this processor has neither AVX2 nor FMA");
-    chosen_set.store(set, std::memory_order_relaxed);
-  }
-  return kSets[set];
-}
-
-bool is_supported() { return num_sets() > 0; }
-
-// Tests compare the instruction sets that this machine has; returns whether it has this one.
-bool use_instructions(int64_t set) {
-  if (set < 0 || set >= num_sets()) return false;
-  chosen_set.store(set);
-  return true;
-}
-
-Type type_of(const Tensor& x) {
-  TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
-              "expected float32 or bfloat16, got ", x.scalar_type());
-  return x.scalar_type() == at::kFloat ? Type::kFloat32 : Type::kBFloat16;
-}
-
-const char* bytes(const Tensor& x) { return static_cast<const char*>(x.const_data_ptr()); }
-char* mutable_bytes(const Tensor& x) { return static_cast<char*>(x.mutable_data_ptr()); }
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Values of a row per 4-byte unit.
 int64_t values_per_unit(at::ScalarType type) {
@@ -127,52 +33,6 @@ Weights weights_of(at::ScalarType type) {
                                  : Weights::kInt8;
 }
 
-// Zeroed memory for weights, one after the other in huge pages where the system has them: a step
-// reads all of it once, and with pages of 4 KiB the address translation costs more than the reads
-// (on a virtual machine two to three times as much). A chunk lives as long as a tensor in it.
-Tensor zeros_in_huge_pages(std::vector<int64_t> sizes, const at::TensorOptions& options) {
-#if defined(__linux__)
-  constexpr int64_t kHugePage = 2 << 20, kChunkBytes = 64 << 20, kAlignment = 64;
-  struct Chunk {
-    char* start;
-    size_t size;
-    Chunk(char* at, size_t bytes) : start(at), size(bytes) {}
-    ~Chunk() { munmap(start, size); }
-  };
-  static std::mutex mutex;
-  static std::weak_ptr<Chunk> current;
-  static int64_t used = 0;
-  int64_t count = 1;
-  for (const int64_t size : sizes) count *= size;
-  const int64_t wanted =
-      ceil_div(count * static_cast<int64_t>(options.dtype().itemsize()), kAlignment) * kAlignment;
-  const std::lock_guard<std::mutex> guard(mutex);
-  std::shared_ptr<Chunk> chunk = current.lock();
-  if (chunk == nullptr || used + wanted > static_cast<int64_t>(chunk->size)) {
-    const int64_t size = ceil_div(std::max(wanted, kChunkBytes), kHugePage) * kHugePage;
-    // Mapped larger than wanted, so that it can start on the boundary of a huge page.
-    void* const mapped = mmap(nullptr, static_cast<size_t>(size + kHugePage),
-                              PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED) return at::empty(sizes, options).zero_();
-    const int64_t address = reinterpret_cast<int64_t>(mapped);
-    const int64_t start = ceil_div(address, kHugePage) * kHugePage;
-    if (start > address) munmap(mapped, static_cast<size_t>(start - address));
-    const int64_t end = address + size + kHugePage;
-    if (end > start + size)
-      munmap(reinterpret_cast<void*>(start + size), static_cast<size_t>(end - start - size));
-    madvise(reinterpret_cast<void*>(start), static_cast<size_t>(size), MADV_HUGEPAGE);
-    chunk = std::make_shared<Chunk>(reinterpret_cast<char*>(start), static_cast<size_t>(size));
-    current = chunk;
-    used = 0;
-  }
-  char* const data = chunk->start + used;
-  used += wanted;
-  return at::from_blob(data, sizes, [chunk](void*) {}, options);
-#else
-  return at::empty(sizes, options).zero_();
-#endif
-}
-
 // weight [out, in] to [ceil(out / 16) * 16, padded in] in packed order.
 Tensor pack_linear(const Tensor& weight) {
   TORCH_CHECK(weight.dim() == 2, "expected a weight [out, in], got ", weight.sizes());
@@ -185,7 +45,7 @@ Tensor pack_linear(const Tensor& weight) {
   const int64_t num_units = ceil_div(num_inputs, per_unit);
   const Tensor source = weight.contiguous();
   Tensor packed =
-      zeros_in_huge_pages({num_groups * kGroup, num_units * per_unit}, weight.options());
+      zeros_for_weights({num_groups * kGroup, num_units * per_unit}, weight.options());
   const char* from = bytes(source);
   char* to = mutable_bytes(packed);
   at::parallel_for(0, num_groups, 16, [&](int64_t begin, int64_t end) {
@@ -708,8 +568,6 @@ Tensor gumbel_argmax(const Tensor& scores, const Tensor& seeds, const Tensor& po
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(dspark, m) {
-  m.def("is_supported() -> bool", is_supported);
-  m.def("use_instructions(int set) -> bool", use_instructions);
   m.def("pack_linear(Tensor weight) -> Tensor");
   m.def("linear_packed(Tensor x, Tensor packed, Tensor? bias, SymInt num_outputs) -> Tensor");
   m.def(

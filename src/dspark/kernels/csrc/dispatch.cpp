@@ -1,0 +1,80 @@
+// Which instruction set runs.
+#include <torch/library.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include <atomic>
+
+#include "host.h"
+
+namespace dspark {
+namespace {
+
+#define DSPARK_KERNELS(isa)                                                                \
+  Kernels {                                                                                \
+    isa::linear, isa::quantize_row, isa::attention_scratch, isa::attention_chunk,          \
+        isa::attention_merge, isa::attention_finish, isa::rms_norm, isa::silu_mul,         \
+        isa::rotate, isa::argmax, isa::gumbel_argmax, isa::sum_words                       \
+  }
+
+// Least to most capable; the order is the numbering of `use_instructions`.
+constexpr Kernels kSets[] = {DSPARK_KERNELS(avx2), DSPARK_KERNELS(avx512),
+                             DSPARK_KERNELS(avx512bf16), DSPARK_KERNELS(amx)};
+
+// Linux hands out the tile registers on request, once for the whole process.
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  static const bool is_granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return is_granted;
+#else
+  return false;
+#endif
+}
+
+// Number of sets that this processor runs; 0: none.
+int64_t num_sets() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+  const bool has_avx512 =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512vnni");
+  if (!has_avx512) return 1;
+  if (!__builtin_cpu_supports("avx512bf16")) return 2;
+  const bool has_tiles = __builtin_cpu_supports("amx-tile") &&
+                         __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8");
+  return has_tiles && may_use_tiles() ? 4 : 3;
+}
+
+std::atomic<int64_t> chosen_set{-1};
+
+bool is_supported() { return num_sets() > 0; }
+
+// Tests compare the instruction sets that this machine has; returns whether it has this one.
+bool use_instructions(int64_t set) {
+  if (set < 0 || set >= num_sets()) return false;
+  chosen_set.store(set);
+  return true;
+}
+
+}  // namespace
+
+const Kernels& kernels() {
+  int64_t set = chosen_set.load(std::memory_order_relaxed);
+  if (set < 0) {
+    set = num_sets() - 1;
+    TORCH_CHECK(set >= 0, "this processor has neither AVX2 nor FMA");
+    chosen_set.store(set, std::memory_order_relaxed);
+  }
+  return kSets[set];
+}
+
+TORCH_LIBRARY_FRAGMENT(dspark, m) {
+  m.def("is_supported() -> bool", is_supported);
+  m.def("use_instructions(int set) -> bool", use_instructions);
+}
+
+}  // namespace dspark

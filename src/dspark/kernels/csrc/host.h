@@ -1,0 +1,45 @@
+// What the sources that are compiled once share: tensors as bytes, the instruction set in use.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels.h"
+
+namespace dspark {
+
+using at::Tensor;
+
+struct Kernels {
+  decltype(&avx2::linear) linear;
+  decltype(&avx2::quantize_row) quantize_row;
+  decltype(&avx2::attention_scratch) attention_scratch;
+  decltype(&avx2::attention_chunk) attention_chunk;
+  decltype(&avx2::attention_merge) attention_merge;
+  decltype(&avx2::attention_finish) attention_finish;
+  decltype(&avx2::rms_norm) rms_norm;
+  decltype(&avx2::silu_mul) silu_mul;
+  decltype(&avx2::rotate) rotate;
+  decltype(&avx2::argmax) argmax;
+  decltype(&avx2::gumbel_argmax) gumbel_argmax;
+  decltype(&avx2::sum_words) sum_words;
+};
+
+// Of the instruction set in use; see `use_instructions`.
+const Kernels& kernels();
+
+inline const char* bytes(const Tensor& x) { return static_cast<const char*>(x.const_data_ptr()); }
+inline char* mutable_bytes(const Tensor& x) { return static_cast<char*>(x.mutable_data_ptr()); }
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline Type type_of(const Tensor& x) {
+  TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
+              "expected float32 or bfloat16, got ", x.scalar_type());
+  return x.scalar_type() == at::kFloat ? Type::kFloat32 : Type::kBFloat16;
+}
+
+// Zeroed memory for weights, one after the other in huge pages where the system has them. It comes
+// in pieces of 64 MiB, each of which lives as long as a tensor in it.
+Tensor zeros_for_weights(at::IntArrayRef sizes, const at::TensorOptions& options);
+
+}  // namespace dspark
