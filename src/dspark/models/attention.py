@@ -59,7 +59,7 @@ class KVPages:
         shapes = [(num_pages, s.num_kv_heads, page_size, s.head_dim) for s in layers for _ in "kv"]
         sizes = [-(-math.prod(shape) // _ALIGNMENT) * _ALIGNMENT for shape in shapes]
         memory = zeros_in_huge_pages([sum(sizes)], dtype=dtype, device=device)
-        parts = memory.split(sizes)
+        parts = torch.split(memory, sizes)
         pages = [
             part[: math.prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)
         ]
