@@ -193,6 +193,8 @@ class RoundResult:
     is_prefill: bool
     """The first token of the answer: the prompt's own pass gave it, it is not a round."""
     finish_reason: FinishReason | None
+    confidence_logits: Sequence[float] | None = None
+    """Logits of c_k of the offered tokens; `None` without any, or without a head for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

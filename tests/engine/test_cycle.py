@@ -1,6 +1,7 @@
 """The cycle against plain decoding: same tokens, whatever is drafted, batched or cut short."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -349,6 +350,30 @@ def test_a_proposer_may_offer_less_than_a_block(target: Target) -> None:
             assert item.num_planned <= item.num_offered <= num_offered[item.request_id]
             assert item.is_prefill or len(item.token_ids) == 1 + item.num_accepted
     assert list(found.values()) == answers
+
+
+def test_a_round_carries_the_confidences_of_what_it_offered(target: Target) -> None:
+    """Not a prompt pass, not a round that drafted nothing, not a drafter without that head."""
+    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    for has_head in (True, False):
+        drafter = toy_drafter(target, enable_confidence_head=has_head)
+        cycle = make_cycle(target, drafter)
+        cycle.submit(Request(id="drafted", prompt_ids=PROMPTS[0], params=params))
+        cycle.submit(
+            Request(id="plain", prompt_ids=PROMPTS[1], params=replace(params, max_draft=0))
+        )
+        rounds = []
+        while cycle.has_work:
+            rounds.extend(cycle.step().rounds)
+        for item in rounds:
+            if item.num_offered and has_head:
+                assert item.confidence_logits is not None
+                assert len(item.confidence_logits) == item.num_offered == 4
+                assert len(set(item.confidence_logits)) > 1
+            else:
+                assert item.confidence_logits is None
+        assert any(item.num_offered for item in rounds)
+        assert any(not item.num_offered and not item.is_prefill for item in rounds)
 
 
 def test_positions_passed_to_the_target_have_no_gap_and_no_repeat(target: Target) -> None:

@@ -6,7 +6,7 @@ no clock.
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -324,7 +324,7 @@ class Cycle:
             rounds.append(self._commit_round(live, r, first_row, scores, verdict, offered[r]))
             first_row += plan.lengths[r] + 1
         return StepResult(
-            rounds=rounds,
+            rounds=_with_confidence(rounds, block),
             num_prompt_tokens=sum(chunk.num_tokens for chunk in batch.chunks),
             num_verify_tokens=sum(plan.lengths[: len(batch.decoding)]) + len(batch.decoding),
         )
@@ -421,6 +421,15 @@ def _noise(requests: Sequence[LiveRequest], device: torch.device) -> RoundNoise:
         position_R=torch.tensor([len(r.tokens) for r in requests], device=device),
         round_R=torch.tensor([r.num_rounds for r in requests], device=device),
     )
+
+
+def _with_confidence(rounds: list[RoundResult], block: DraftBlock | None) -> list[RoundResult]:
+    if block is None or block.confidence_RK is None:
+        return rounds
+    return [
+        replace(item, confidence_logits=logits[: item.num_offered]) if item.num_offered else item
+        for item, logits in zip(rounds, block.confidence_RK.tolist(), strict=True)
+    ]
 
 
 def _spread(block: DraftBlock, rows: Sequence[int], *, num_rows: int) -> DraftBlock:
