@@ -80,11 +80,3 @@ def test_a_slot_stands_at_its_position_and_is_taught_the_next_token():
     assert blocks.previous_RK[0].tolist() == [103, 104, 105]
     assert blocks.labels_RK[0].tolist() == [104, 105, 106]
     assert blocks.valid_RK.tolist() == [[True, True, True], [True, True, False]]
-
-
-def test_position_weights_decay_from_one_and_vanish_where_invalid():
-    valid_RK = torch.tensor([[True, True, True], [True, False, False]])
-    weights_RK = anchors.position_weights(valid_RK, loss_decay=4.0)
-    expected = [1.0, math.exp(-0.25), math.exp(-0.5)]
-    assert weights_RK[0].tolist() == pytest.approx(expected, rel=1e-6)
-    assert weights_RK[1].tolist() == [1.0, 0.0, 0.0]

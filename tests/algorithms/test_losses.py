@@ -265,8 +265,142 @@ def test_the_compiled_kernel_equals_the_eager_one():
     z_nS = torch.randn(9, 33, generator=generator)
     t_nS = torch.randn(9, 33, generator=generator)
     lse_n = t_nS.logsumexp(dim=1) + 0.1
-    factors = torch.rand(2, 9, generator=generator)
-    compiled = torch.compile(losses.chunk_terms, dynamic=True)
-    found = compiled(z_nS, t_nS, lse_n, *factors)
-    for one, other in zip(found, losses.chunk_terms(z_nS, t_nS, lse_n, *factors), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+    parts = torch.rand(5, 9, generator=generator)
+    factors = losses.Factors(*parts, eta=3.0)
+    for kernel in (losses.paper_terms, losses.mixed_terms):
+        found = torch.compile(kernel, dynamic=True)(z_nS, t_nS, lse_n, factors)
+        for one, other in zip(found, kernel(z_nS, t_nS, lse_n, factors), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+LK = {"ce": 0.0, "l1": 0.0, "confidence": 0.0}
+
+
+def dense_terms(c: Case, size: int, weights: losses.LossWeights) -> Tensor:
+    """KL and the LK losses of each row by autograd over the whole vocabulary, times its weight."""
+    z_NS = c.hidden_ND @ c.head_VD[:size].T + c.state_Nr @ c.w2_Sr[:size].T
+    log_q_NS = z_NS.log_softmax(dim=1)
+    p_NS = (c.last_ND @ c.head_VD.T).softmax(dim=1)[:, :size]
+    mass_N1 = p_NS.sum(dim=1, keepdim=True)
+    kl_N = (p_NS * ((p_NS / mass_N1).log() - log_q_NS)).sum(dim=1)
+    overlap_N = torch.minimum(log_q_NS.exp(), p_NS).sum(dim=1)
+    blend_N = (-weights.hybrid_eta * overlap_N.detach()).exp()
+    hybrid_N = blend_N * kl_N + (1.0 - blend_N) * (1.0 - overlap_N)
+    row_N = weights.kl * kl_N - weights.nla * overlap_N.log() + weights.hybrid * hybrid_N
+    return (c.weights_N * row_N).sum()
+
+
+@pytest.mark.parametrize("size", [50, 80])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        losses.LossWeights(**{**LK, "kl": 1.0}),
+        losses.LossWeights(**{**LK, "nla": 0.7}),
+        losses.LossWeights(**{**LK, "hybrid": 1.3}),
+        losses.LossWeights(**{**LK, "hybrid": 1.0, "hybrid_eta": 0.5}),
+        losses.LossWeights(ce=0.1, l1=0.9, kl=0.2, nla=0.3, hybrid=0.4),
+    ],
+)
+def test_kl_and_lk_losses_equal_the_dense_reference(size: int, weights: losses.LossWeights):
+    """arXiv 2602.23881: values and gradients, with and without a draft vocabulary."""
+    c = case()
+    expected = dense_terms(c, size, weights)
+    if weights.l1 > 0:
+        expected = expected + dense(c, size, weights)[0]
+    wanted = torch.autograd.grad(expected, c.parameters())
+    result = losses.head_loss(
+        c.draft(size),
+        target=c.target(),
+        labels=c.labels(size),
+        weights_N=c.weights_N,
+        weights=weights,
+        chunk_rows=5,
+    )
+    found = torch.autograd.grad(result.total, c.parameters())
+    assert result.total.item() == pytest.approx(expected.item(), rel=1e-5)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_the_hybrid_loss_lies_between_kl_and_total_variation():
+    c = case()
+
+    def total(**values: float) -> float:
+        weights = losses.LossWeights(**{**LK, **values})
+        return losses.head_loss(
+            c.draft(80), target=c.target(), labels=None, weights_N=c.weights_N, weights=weights
+        ).total.item()
+
+    assert total(hybrid=1.0, hybrid_eta=0.0) == pytest.approx(total(kl=1.0), rel=1e-6)
+    assert total(hybrid=1.0, hybrid_eta=1e9) == pytest.approx(total(l1=0.5), rel=1e-6)
+
+
+def test_at_a_point_mass_the_negative_log_acceptance_is_the_cross_entropy():
+    c = case()
+    label_N = (c.last_ND @ c.head_VD.T).argmax(dim=1)
+    c.last_ND *= 1000.0
+    kept = losses.LossWeights(**{**LK, "nla": 1.0})
+    as_labels = losses.LossWeights(**{**LK, "ce": 1.0})
+    labels = losses.Labels(index_N=label_N, inside_N=torch.ones(37, dtype=torch.bool))
+    found, wanted = (
+        losses.head_loss(
+            c.draft(80), target=c.target(), labels=labels, weights_N=c.weights_N, weights=weights
+        ).total.item()
+        for weights in (kept, as_labels)
+    )
+    assert found == pytest.approx(wanted, rel=1e-2)  # an acceptance below 1e-6 counts as that
+
+
+@pytest.mark.parametrize("kind", ["ce", "acceptance"])
+@pytest.mark.parametrize("chunk_rows", [1, 7, 1000])
+def test_weights_that_follow_the_rows_scale_loss_and_gradients(kind: str, chunk_rows: int):
+    """The gradient of a row is linear in its weight; a weight never reads half a block."""
+    c, weights = case(), losses.LossWeights()
+    ends = [4, 8, 9, 16, 21, 30, 37]
+    whole = losses.head_loss(
+        c.draft(50),
+        target=c.target(),
+        labels=c.labels(50),
+        weights_N=c.weights_N,
+        weights=weights,
+    )
+    assert whole.acceptance_N is not None
+    inside_N = c.labels(50).inside_N
+    by_ce_N = torch.where(inside_N, (-whole.ce_N).exp(), 0.0)
+    value_N = by_ce_N if kind == "ce" else whole.acceptance_N
+    factor_N = torch.cat([part.flip(0).cumsum(0).flip(0) for part in value_N.tensor_split(ends)])
+    fixed = losses.head_loss(
+        c.draft(50),
+        target=c.target(),
+        labels=c.labels(50),
+        weights_N=c.weights_N * factor_N,
+        weights=weights,
+    )
+
+    def reweigh(rows: slice, ce_n: Tensor, acceptance_n: Tensor) -> Tensor:
+        inner = [end - rows.start for end in ends if rows.start < end < rows.stop]
+        value_n = (-ce_n).exp() if kind == "ce" else acceptance_n
+        parts = value_n.tensor_split(inner)
+        return torch.cat([part.flip(0).cumsum(0).flip(0) for part in parts])
+
+    found = losses.head_loss(
+        c.draft(50),
+        target=c.target(),
+        labels=c.labels(50),
+        weights_N=c.weights_N,
+        weights=weights,
+        reweigh=reweigh,
+        chunk_ends=ends,
+        chunk_rows=chunk_rows,
+    )
+    assert found.total.item() == pytest.approx(fixed.total.item(), rel=1e-5)
+    torch.testing.assert_close(found.weights_N, fixed.weights_N, atol=1e-6, rtol=1e-5)
+    wanted = torch.autograd.grad(fixed.total, c.parameters())
+    got = torch.autograd.grad(found.total, c.parameters())
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_loss_weights_that_teach_nothing_are_refused():
+    with pytest.raises(InputError, match="nothing would be learnt"):
+        losses.LossWeights(**LK)

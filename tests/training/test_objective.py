@@ -7,17 +7,21 @@ import torch
 from torch import Tensor
 
 from dspark.algorithms import losses
+from dspark.algorithms.position_weights import PositionWeights, decayed
 from dspark.data.batches import Batch
 from dspark.models.drafter import Drafter
 from dspark.models.packed_attention import PackedBlocks
-from dspark.training.objective import Objective, ObjectiveConfig, weight_sum
+from dspark.training.objective import Objective, ObjectiveConfig
 from dspark.training.slot_pass import slot_pass_of
 from tests.data.toy_answers import answer, random_answers
 from tests.toys import VOCAB_SIZE, toy_target
 from tests.training.toy_training import batch_of, log_sum_exp_of, trainable_drafter
 
-DECAY = 4.0
 D2T = torch.arange(3, VOCAB_SIZE, 2)
+
+
+def weight_sum(batch: Batch) -> float:
+    return float(decayed(batch.valid_AK, decay=4.0).sum())
 
 
 def gradients(
@@ -58,7 +62,7 @@ def test_packed_blocks_equal_one_block_at_a_time(kind: str, d2t_S: Tensor | None
     ]
     anchors = [[3, 5, 8], [2, 4]]
     whole = batch_of(target, answers, anchors)
-    normaliser = weight_sum(whole, loss_decay=DECAY)
+    normaliser = weight_sum(whole)
     alone = [
         batch_of(target, [item], [[anchor]])
         for item, chosen in zip(answers, anchors, strict=True)
@@ -85,8 +89,8 @@ def test_two_parts_of_3_and_30_slots_equal_one_step_of_33(only: str):
     whole = batch_of(target, [short, long, long], [[2, 3], [2, 3, 4, 5, 6, 7, 8, 9], [3]])
     zero = {"ce": 0.0, "l1": 0.0, "confidence": 0.0}
     weights = losses.LossWeights(**{**zero, only: 1.0})
-    normaliser = weight_sum(whole, loss_decay=DECAY)
-    assert sum(weight_sum(part, loss_decay=DECAY) for part in parts) == pytest.approx(normaliser)
+    normaliser = weight_sum(whole)
+    assert sum(weight_sum(part) for part in parts) == pytest.approx(normaliser)
     one, together = gradients(drafter, [whole], normaliser=normaliser, weights=weights)
     two, summed = gradients(drafter, parts, normaliser=normaliser, weights=weights)
     assert one == pytest.approx(two, abs=1e-6)
@@ -107,8 +111,8 @@ def test_a_slot_that_is_not_supervised_contributes_nothing():
     garbage = replace(dropped, labels_AK=batch.labels_AK.clone())
     garbage.labels_AK[1] = 46
     without = batch_of(target, [item], [[2, 6]])
-    normaliser = weight_sum(without, loss_decay=DECAY)
-    assert weight_sum(garbage, loss_decay=DECAY) == pytest.approx(normaliser)
+    normaliser = weight_sum(without)
+    assert weight_sum(garbage) == pytest.approx(normaliser)
     expected, wanted = gradients(drafter, [without], normaliser=normaliser)
     found, got = gradients(drafter, [garbage], normaliser=normaliser)
     assert found == pytest.approx(expected, abs=1e-6)
@@ -121,7 +125,7 @@ def test_a_block_sees_nothing_at_or_behind_its_anchor():
     drafter = trainable_drafter(target)
     item = answer(0, prompt=[5, 6], ids=list(range(7, 16)))
     batch = batch_of(target, [item], [[2, 6]])
-    normaliser = weight_sum(batch, loss_decay=DECAY)
+    normaliser = weight_sum(batch)
     taps_TM = batch.taps_TM.clone()
     assert len(taps_TM) == 6  # nothing from the last anchor on is even there
     taps_TM[2:] += 5.0
@@ -200,3 +204,56 @@ def test_acceptance_is_summed_by_slot():
     rows: Sequence[float] = outcome.head.acceptance_N.tolist()
     assert accepted_K[0].item() == pytest.approx(rows[0] + rows[4])
     assert isinstance(batch.blocks, PackedBlocks)
+
+
+@pytest.mark.parametrize("kind", ["dpace", "dpace-acceptance"])
+def test_weights_that_follow_the_drafter_are_the_same_packed_and_alone(kind: str):
+    """UC-111 for D-PACE: the divisor is the number of blocks, the weights stay in their block."""
+    target = toy_target()
+    drafter = trainable_drafter(target, d2t_S=D2T)
+    answers = [
+        answer(0, prompt=[5, 6, 7], ids=[8, 9, 10, 11, 12, 13, 14]),
+        answer(1, prompt=[20, 21], ids=[22, 23, 24, 25, 26]),
+    ]
+    whole = batch_of(target, answers, [[3, 5, 8], [2, 4]])
+    alone = [
+        batch_of(target, [answers[i]], [[a]]) for i, a in ((0, 3), (0, 5), (0, 8), (1, 2), (1, 4))
+    ]
+    positions = PositionWeights(kind=kind, alpha=0.3)
+    packed_loss, packed = gradients(
+        drafter, [whole], normaliser=5.0, positions=positions, chunk_rows=3
+    )
+    alone_loss, one_by_one = gradients(drafter, alone, normaliser=5.0, positions=positions)
+    assert packed_loss == pytest.approx(alone_loss, abs=1e-6)
+    assert_same(packed, one_by_one)
+    objective = Objective(
+        slot_pass_of(drafter),
+        config=ObjectiveConfig(positions=positions),
+        target_head=log_sum_exp_of(target),
+    )
+    assert objective.normaliser(whole) == 5.0
+
+
+def test_the_curriculum_moves_from_the_base_logits_to_the_corrected_ones():
+    """Domino: (1 - share) with the sequential head plus share without it; share falls to 0."""
+    target = toy_target()
+    drafter = trainable_drafter(target, enable_confidence_head=False)
+    assert drafter.markov_head is not None
+    drafter.markov_head.markov_w2.weight.data *= 100.0
+    batch = batch_of(target, random_answers(3, vocab_size=47), [[5], [5], [5]])
+
+    def loss_at(progress: float, **options: Any) -> float:
+        objective = Objective(
+            slot_pass_of(drafter),
+            config=ObjectiveConfig(**options),
+            target_head=log_sum_exp_of(target),
+        )
+        arguments = {"normaliser": 1.0, "input_scale_M": None}
+        return objective(batch, progress=progress, **arguments).loss.item()
+
+    corrected = loss_at(0.0)
+    base = loss_at(0.0, base_weight=1.0)
+    assert abs(base - corrected) > 1e-3
+    half = loss_at(0.25, base_weight=1.0, base_until=0.5)
+    assert half == pytest.approx(0.5 * (base + corrected), rel=1e-5)
+    assert loss_at(0.5, base_weight=1.0, base_until=0.5) == pytest.approx(corrected, rel=1e-6)

@@ -71,9 +71,3 @@ def blocks(ids_T: Tensor, loss_mask_T: Tensor, anchors_R: Tensor, *, block_size:
         labels_RK=ids_T[(positions_RK + 1).clamp(max=last)],
         valid_RK=supervision(loss_mask_T, anchors_R, block_size=block_size),
     )
-
-
-def position_weights(valid_RK: Tensor, *, loss_decay: float) -> Tensor:
-    """float32 w_RK = valid * exp(-(k - 1) / loss_decay) for slot k = 1..K (Eq. 9-11)."""
-    slot_K = torch.arange(valid_RK.shape[1], dtype=torch.float32, device=valid_RK.device)
-    return valid_RK.float() * torch.exp(-slot_K / loss_decay)

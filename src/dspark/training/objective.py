@@ -6,13 +6,15 @@ Letters: A blocks, K block_size, T context rows, N supervised slots, S draft voc
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from dspark.algorithms import anchors, losses
+from dspark.algorithms import losses, position_weights
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
+from dspark.algorithms.position_weights import PositionWeights
+from dspark.errors import InputError
 from dspark.training.slot_pass import Batch, SlotPass, Slots
 
 LogSumExp = Callable[[Tensor], Tensor]
@@ -24,12 +26,26 @@ class ObjectiveConfig:
     """What is minimised."""
 
     weights: losses.LossWeights = losses.LossWeights()  # noqa: RUF009  # frozen
-    loss_decay: float = 4.0
-    """Position weight exp(-(k - 1) / loss_decay)."""
+    positions: PositionWeights = PositionWeights()  # noqa: RUF009  # frozen
     stop_gradient: bool = False
     """The confidence term trains its own head only, not the backbone (UC-109)."""
+    base_weight: float = 0.0
+    """Share of the loss that is taken without the sequential head when training starts; it falls
+    linearly to 0. 1.0 is the base-anchored curriculum of Domino (arXiv 2605.29707)."""
+    base_until: float = 1.0
+    """Share of the steps after which `base_weight` has fallen to 0."""
     chunk_rows: int = 512
     """Slots whose probabilities exist at once."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.base_weight <= 1.0:
+            raise InputError(f"base_weight is {self.base_weight!r}, but it must lie in [0, 1].")
+        if not 0.0 < self.base_until <= 1.0:
+            raise InputError(f"base_until is {self.base_until!r}, but it must lie in (0, 1].")
+
+    def base_share(self, progress: float) -> float:
+        """The share at this point of the training, 0 at its start and 1 at its end."""
+        return self.base_weight * max(0.0, 1.0 - progress / self.base_until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +78,6 @@ class Outcome:
         )
 
 
-def weight_sum(batch: Batch, *, loss_decay: float) -> float:
-    """Sum of position weights of a batch; the normaliser adds those of all micro-batches."""
-    return float(anchors.position_weights(batch.valid_AK, loss_decay=loss_decay).sum())
-
-
 class Objective:
     """Eq. 12 for one drafter; holds the vocabulary map and the (maybe compiled) chunk kernel."""
 
@@ -76,7 +87,7 @@ class Objective:
         *,
         config: ObjectiveConfig,
         target_head: TargetHead,
-        kernel: losses.ChunkKernel = losses.chunk_terms,
+        kernel: losses.ChunkKernel | None = None,
     ) -> None:
         self.slot_pass = slot_pass
         self.config = config
@@ -87,35 +98,89 @@ class Objective:
             vocab_size = slot_pass.sizes.vocab_size
             self._vocabulary = DraftVocabulary.of(slot_pass.d2t_S, vocab_size=vocab_size)
 
+    def normaliser(self, batch: Batch) -> float:
+        """What this batch adds to the divisor of the step's loss, which all batches share.
+
+        The sum of position weights; the number of blocks where weights follow the drafter.
+        """
+        if not self.config.positions.is_fixed:
+            return float(batch.valid_AK[:, 0].sum())
+        return float(self._fixed_weights(batch).sum())
+
     def __call__(
         self,
         batch: Batch,
         *,
         normaliser: float,
         input_scale_M: Tensor | None,
+        progress: float = 1.0,
         has_agreement: bool = False,
     ) -> Outcome:
-        """Loss of `batch` divided by `normaliser`, the global sum of weights."""
+        """Loss of `batch` divided by `normaliser`, the sum of that of all micro-batches and ranks.
+
+        `progress` is the share of the training that is done.
+        """
         config, slots = self.config, self._slots(batch, input_scale_M)
-        weights_AK = anchors.position_weights(batch.valid_AK, loss_decay=config.loss_decay)
-        weights_N = weights_AK.flatten()[batch.rows_N] / normaliser
-        head = losses.head_loss(
-            self._draft_logits(slots),
+        draft, base_share = self._draft_logits(slots), config.base_share(progress)
+        head = self._head_loss(batch, draft, (1.0 - base_share) / normaliser, has_agreement)
+        loss, confidence_N = head.total, None
+        if base_share > 0.0:
+            base = replace(draft, state_Nr=None, w2_Sr=None)
+            loss = loss + self._head_loss(batch, base, base_share / normaliser, False).total
+        if self.slot_pass.has_confidence and config.weights.confidence > 0:
+            assert head.acceptance_N is not None
+            confidence_N = self.slot_pass.confidence(slots, stop_gradient=config.stop_gradient)
+            weights_N = head.weights_N / max(1.0 - base_share, 1e-9)
+            term = losses.confidence_loss(confidence_N, head.acceptance_N, weights_N=weights_N)
+            loss = loss + config.weights.confidence * term
+        return Outcome(loss=loss, rows_N=batch.rows_N, head=head, confidence_N=confidence_N)
+
+    def _head_loss(
+        self, batch: Batch, draft: losses.DraftLogits, factor: float, has_agreement: bool
+    ) -> losses.HeadLoss:
+        config = self.config
+        reweigh = chunk_ends = None
+        if not config.positions.is_fixed:
+            reweigh, chunk_ends = self._reweigh(batch), _block_ends(batch.valid_AK)
+        return losses.head_loss(
+            draft,
             target=self._target(batch),
             labels=self._labels(batch),
-            weights_N=weights_N,
+            weights_N=self._fixed_weights(batch).flatten()[batch.rows_N] * factor,
             weights=config.weights,
             chunk_rows=config.chunk_rows,
             kernel=self._kernel,
             has_agreement=has_agreement,
+            reweigh=reweigh,
+            chunk_ends=chunk_ends,
         )
-        loss, confidence_N = head.total, None
-        if self.slot_pass.has_confidence and config.weights.confidence > 0:
-            assert head.acceptance_N is not None
-            confidence_N = self.slot_pass.confidence(slots, stop_gradient=config.stop_gradient)
-            term = losses.confidence_loss(confidence_N, head.acceptance_N, weights_N=weights_N)
-            loss = loss + config.weights.confidence * term
-        return Outcome(loss=loss, rows_N=batch.rows_N, head=head, confidence_N=confidence_N)
+
+    def _fixed_weights(self, batch: Batch) -> Tensor:
+        positions = self.config.positions
+        if not positions.is_fixed:
+            return batch.valid_AK.float()
+        return position_weights.decayed(batch.valid_AK, decay=positions.decay)
+
+    def _reweigh(self, batch: Batch) -> losses.Reweigh:
+        """D-PACE weights of the rows of a chunk, which holds whole blocks."""
+        positions, block_size = self.config.positions, batch.valid_AK.shape[1]
+
+        def weights(rows: slice, ce_n: Tensor, acceptance_n: Tensor) -> Tensor:
+            at_n = batch.rows_N[rows]
+            at_n = at_n - at_n[0] // block_size * block_size
+            confidence_n = torch.exp(-ce_n) if positions.kind == "dpace" else acceptance_n
+            num_slots = int(at_n[-1]) // block_size * block_size + block_size
+            confidence_RK = confidence_n.new_zeros(num_slots).index_copy(0, at_n, confidence_n)
+            valid_RK = torch.zeros(num_slots, dtype=torch.bool, device=at_n.device)
+            valid_RK[at_n] = True
+            weights_RK = position_weights.dpace(
+                confidence_RK.view(-1, block_size),
+                valid_RK.view(-1, block_size),
+                alpha=positions.alpha,
+            )
+            return weights_RK.view(-1)[at_n]
+
+        return weights
 
     def _slots(self, batch: Batch, input_scale_M: Tensor | None) -> Slots:
         dtype = self.slot_pass.dtype
@@ -155,3 +220,9 @@ class Objective:
             scale=how.scale,
             softcap=how.softcap,
         )
+
+
+def _block_ends(valid_AK: Tensor) -> list[int]:
+    """Rows, among the supervised ones, behind which a block ends."""
+    ends: list[int] = valid_AK.sum(dim=1).cumsum(dim=0).tolist()
+    return ends

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dspark.algorithms import losses
 from dspark.errors import InputError, ModelError, NumericsError
-from dspark.training.objective import Objective, ObjectiveConfig, TargetHead, weight_sum
+from dspark.training.objective import Objective, ObjectiveConfig, TargetHead
 from dspark.training.optimizer import Optimizer, OptimizerConfig, schedule
 from dspark.training.slot_pass import Batch, slot_pass_of
 from dspark.training.snapshot import read_snapshot, write_snapshot
@@ -147,7 +147,7 @@ class Trainer:
             self.slot_pass,
             config=config.objective,
             target_head=TargetHead() if target_head is None else target_head,
-            kernel=compiled_chunk_terms() if config.is_compiled else losses.chunk_terms,
+            kernel=compiled_kernel(config.objective.weights) if config.is_compiled else None,
         )
         self._progress = _Progress(num_steps=config.steps)
         self._input_scale_M: Tensor | None = None
@@ -191,8 +191,7 @@ class Trainer:
     def _step(self, step: int) -> StepReport:
         started = time.monotonic()
         batches = self._batches.step(step)
-        decay = self.config.objective.loss_decay
-        normaliser = sum(weight_sum(batch, loss_decay=decay) for batch in batches)
+        normaliser = sum(self._objective.normaliser(batch) for batch in batches)
         block_size = self.slot_pass.sizes.block_size
         accepted_K = torch.zeros(block_size, dtype=torch.float64)
         slots_K = torch.zeros_like(accepted_K)
@@ -200,7 +199,10 @@ class Trainer:
         self._optimizer.zero_grad()
         for batch in batches:
             outcome = self._objective(
-                batch, normaliser=normaliser, input_scale_M=self._input_scale_M
+                batch,
+                normaliser=normaliser,
+                input_scale_M=self._input_scale_M,
+                progress=self._share_done(step),
             )
             outcome.loss.backward()  # type: ignore[no-untyped-call]
             loss += float(outcome.loss.detach())
@@ -239,6 +241,9 @@ class Trainer:
             return self._optimizer.step(factor=factor)
         except NumericsError as error:
             raise NumericsError(f"Step {step + 1}: {error}; {advice}") from error
+
+    def _share_done(self, step: int) -> float:
+        return step / self._progress.num_steps if self._progress.num_steps else 0.0
 
     def _learning_rate_factor(self, step: int) -> float:
         num_steps = self._progress.num_steps
@@ -343,14 +348,16 @@ class Trainer:
         return True
 
 
-def compiled_chunk_terms() -> losses.ChunkKernel:
-    """`losses.chunk_terms` compiled, or as it is where no compiler works."""
-    compiled: losses.ChunkKernel = torch.compile(losses.chunk_terms, dynamic=True)
+def compiled_kernel(weights: losses.LossWeights) -> losses.ChunkKernel:
+    """The elementwise part of the loss compiled, or as it is where no compiler works."""
+    plain = losses.kernel_for(weights)
+    compiled: losses.ChunkKernel = torch.compile(plain, dynamic=True)
     ones_n = torch.ones(3)
+    factors = losses.Factors(ones_n, ones_n, ones_n, ones_n, ones_n, eta=weights.hybrid_eta)
     try:
-        compiled(torch.ones(3, 5), torch.ones(3, 5), ones_n, ones_n, ones_n)
+        compiled(torch.ones(3, 5), torch.ones(3, 5), ones_n, factors)
     except RuntimeError:
-        return losses.chunk_terms
+        return plain
     return compiled
 
 
