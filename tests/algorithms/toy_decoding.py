@@ -14,6 +14,7 @@ from dspark.algorithms.sampling import RowContext, process_logits
 from dspark.core import Origin, SamplingParams
 
 Model = Callable[[Sequence[int]], Tensor]  # prefix -> logits
+Plan = Callable[[list[list[int]]], Sequence[int]]  # drafted tokens of each request -> lengths
 
 
 @dataclass
@@ -36,8 +37,12 @@ def decode(
     block_size: int = 8,
     eos_ids: Sequence[int] = (),
     vocabulary: DraftVocabulary | None = None,
+    plan: Plan | None = None,
 ) -> list[list[int]]:
-    """Answers of at least `num_tokens` tokens, all requests in one batch, cut to that number."""
+    """Answers of at least `num_tokens` tokens, all requests in one batch, cut to that number.
+
+    Without a `plan`, each request has its own `width` verified.
+    """
     vocab_size = len(target(requests[0].prompt))
     states = [
         LogitState(
@@ -69,7 +74,10 @@ def decode(
             drafted = [[*d, t] for d, t in zip(drafted, draft.tokens_R.tolist(), strict=True)]
         has_probs = bool(slot_probs) and slot_probs[0] is not None
         probs_RKS = torch.stack(slot_probs, 1) if has_probs else None
-        lengths = [min(request.width, block_size) for request in requests]
+        if plan is None:
+            lengths = [min(request.width, block_size) for request in requests]
+        else:
+            lengths = list(plan(drafted))
         ends = [(r, j) for r, length in enumerate(lengths) for j in range(length + 1)]
         scores = process_logits(
             torch.stack([target([*prefixes[r], *drafted[r][:j]]) for r, j in ends]),

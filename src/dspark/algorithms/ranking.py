@@ -1,0 +1,84 @@
+"""The order in which drafted tokens are admitted to verification: survival, position, request.
+It knows survivals and limits, neither seconds nor tokens.
+
+Letters: R requests, K positions, J candidates in the order of the ranking.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Survivals = npt.NDArray[np.float32]
+Keys = npt.NDArray[np.uint64]
+
+_LAST_KEY = np.uint64(2**64 - 1)
+_REQUEST_BITS = 24
+_MAX_BLOCK = 2**8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """Candidates (request, position) in the order in which they are admitted."""
+
+    survival_J: Floats
+    request_J: Ints
+    slot_J: Ints
+    """Position minus one."""
+    num_requests: int
+    num_least: int
+    """The first of them are those that must be verified."""
+
+    def lengths(self, budget: int) -> Ints:
+        """Drafted tokens of each request among the first `budget` candidates: [R]."""
+        return np.bincount(self.request_J[:budget], minlength=self.num_requests)
+
+    def tokens(self, num_certain: int) -> Floats:
+        """Expected tokens of a step for the budgets 0..J, `num_certain` of them in any case."""
+        tokens_B = np.empty(len(self.survival_J) + 1)
+        tokens_B[0] = num_certain
+        # one term after the other: the sum up to a candidate never sees those behind it
+        np.cumsum(self.survival_J, out=tokens_B[1:])
+        tokens_B[1:] += num_certain
+        return tokens_B
+
+
+def rank(survival_RK: Survivals, caps_R: Ints, least_R: Ints | None = None) -> Ranking:
+    """Sorts the candidates by falling survival, ties by position, then request.
+
+    `survival_RK` falls along K. The first `least_R[r]` tokens of a request come before all others.
+    Tokens beyond a cap, and those that cannot survive, are no candidates.
+    """
+    num_requests, block_size = survival_RK.shape
+    assert block_size <= _MAX_BLOCK, "the sort key has 8 bits for the position"
+    survival_RK = np.ascontiguousarray(survival_RK, dtype=np.float32)
+    slot_K = np.arange(block_size)
+    is_candidate_RK = (survival_RK > 0.0) & (slot_K < caps_R[:, None])
+    # Bits of positive floats order as the floats do: one integer sort keeps all three criteria.
+    falling_RK = np.invert(survival_RK.view(np.uint32)).astype(np.uint64)
+    num_least = 0
+    if least_R is not None:
+        is_least_RK = slot_K < np.minimum(least_R, caps_R)[:, None]
+        falling_RK[is_least_RK] = 0
+        is_candidate_RK |= is_least_RK
+        num_least = int(np.count_nonzero(is_least_RK))
+    key_RK = (falling_RK << np.uint64(32)) | _places(num_requests, block_size)
+    key_RK[~is_candidate_RK] = _LAST_KEY
+    key_J = np.sort(key_RK, axis=None)[: int(np.count_nonzero(is_candidate_RK))]
+    request_J = (key_J & np.uint64(2**_REQUEST_BITS - 1)).astype(np.int64)
+    slot_J = ((key_J >> np.uint64(_REQUEST_BITS)) & np.uint64(_MAX_BLOCK - 1)).astype(np.int64)
+    return Ranking(
+        survival_J=survival_RK[request_J, slot_J].astype(np.float64),
+        request_J=request_J,
+        slot_J=slot_J,
+        num_requests=num_requests,
+        num_least=num_least,
+    )
+
+
+def _places(num_requests: int, block_size: int) -> Keys:
+    """Low half of the sort key, [R, K]: position, then request."""
+    slot_K = np.arange(block_size, dtype=np.uint64) << np.uint64(_REQUEST_BITS)
+    return slot_K | np.arange(num_requests, dtype=np.uint64)[:, None]
