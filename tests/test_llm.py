@@ -7,7 +7,7 @@ import pytest
 from dspark.core import FinishReason, Origin, SamplingParams
 from dspark.engine.cycle import CycleConfig
 from dspark.errors import InputError, ModelError
-from dspark.llm import LLM, Prompt
+from dspark.llm import LLM, Job, Prompt
 
 PROMPTS: list[Prompt] = ["Once upon a time", [5, 6, 7, 8], [{"role": "user", "content": "Hello"}]]
 CONFIG = CycleConfig(num_positions=2048, page_size=8, is_checked=True)
@@ -118,3 +118,56 @@ def test_unknown_options_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         LLM.load(model_dir, drafter=None, **options)  # type: ignore[arg-type]
+
+
+def test_a_line_of_jobs_is_answered_like_a_batch_and_as_each_ends(llm: LLM) -> None:
+    """More jobs than slots, some of which follow from an answer; each comes out once."""
+    small = LLM(
+        llm.target,
+        tokenizer=llm.tokenizer,
+        drafter=llm.drafter,
+        config=CycleConfig(max_requests=2, num_positions=512, page_size=8, is_checked=True),
+    )
+    jobs = [
+        Job(key=str(n), prompt=[5 + n, 6, 7], params=greedy(max_tokens=3 + 5 * (n % 3)))
+        for n in range(7)
+    ]
+    line = list(jobs)
+    found = {}
+    for job, completion in small.drain(lambda: line.pop(0) if line else None):
+        assert job.key not in found
+        found[job.key] = completion.token_ids
+        if job.key == "0":
+            after = [*completion.prompt_ids, *completion.token_ids]
+            line.append(Job(key="0b", prompt=after, params=greedy(max_tokens=4)))
+    assert set(found) == {*map(str, range(7)), "0b"}
+    assert next(iter(found)) == "0"  # a short answer does not wait for a long one
+    for job in jobs:
+        assert found[job.key] == llm.generate([job.prompt], job.params)[0].token_ids
+    assert not small.cycle(speculation=True).has_work
+
+
+def test_leaving_a_line_of_jobs_early_ends_what_runs(llm: LLM) -> None:
+    jobs = [Job(key=str(n), prompt=[5, 6], params=greedy(max_tokens=2 + 9 * n)) for n in range(3)]
+    answers = llm.drain(lambda: jobs.pop(0) if jobs else None)
+    assert next(answers)[0].key == "0"
+    answers.close()
+    assert not llm.cycle(speculation=True).has_work
+
+
+def test_a_completion_tells_its_rounds(llm: LLM) -> None:
+    (completion,) = llm.generate([PROMPTS[0]], greedy())
+    assert completion.rounds[0].is_prefill
+    tokens = [token for item in completion.rounds for token in item.token_ids]
+    assert tokens == list(completion.token_ids)
+    assert completion.rounds[1].confidence_logits is not None
+
+
+def test_another_drafter_shares_the_target(llm: LLM, drafter_dir: Path) -> None:
+    other, plain = llm.with_drafter(drafter_dir), llm.with_drafter(None)
+    assert other.target is plain.target is llm.target
+    assert plain.drafter is None
+    answers = [one.generate(PROMPTS, greedy()) for one in (llm, other, plain)]
+    tokens = [[c.token_ids for c in each] for each in answers]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert [c.stats.acceptance for c in answers[0]] == [c.stats.acceptance for c in answers[1]]

@@ -1,7 +1,7 @@
 """The public face: load a target and its drafter, then generate. It knows no HTTP and no argv."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -58,6 +58,17 @@ class Completion:
     origins: Sequence[Origin]
     logprobs: Sequence[TokenLogprobs] | None
     stats: RequestStats
+    rounds: Sequence[RoundResult]
+    """How it came about, the prompt's own pass first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One prompt in a long line of them; `key` is the caller's own name for it."""
+
+    key: str
+    prompt: Prompt
+    params: SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +124,7 @@ class _Answer:
                 prefill_s=self.first_s - self.started_s if self.first_s else 0.0,
                 decode_s=self.last_s - self.first_s,
             ),
+            rounds=self.rounds,
         )
 
 
@@ -126,11 +138,14 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         drafter: Drafter | None = None,
         config: CycleConfig | None = None,
+        quantization: str | None = None,
     ) -> None:
+        """`quantization`: how the target's weights are stored; further drafters follow it."""
         self.target = target
         self.drafter = drafter
         self.config = CycleConfig() if config is None else config
         self._tokenizer = tokenizer
+        self._quantization = quantization
         self._cycles: dict[bool, Cycle] = {}
         self._num_requests = 0
 
@@ -163,19 +178,34 @@ class LLM:
             quantization=quantization,
             trust_remote_code=trust_remote_code,
         )
-        tokenizer = Tokenizer.load(folder)
-        path = shipped_drafter(target) if drafter == "auto" else drafter
-        model = None
+        llm = cls(
+            loaded, tokenizer=Tokenizer.load(folder), config=config, quantization=quantization
+        )
+        return llm.with_drafter(shipped_drafter(target) if drafter == "auto" else drafter)
+
+    def with_drafter(self, path: str | Path | None) -> "LLM":
+        """The same target, not loaded again, with the drafter in `path`, or with none.
+
+        Raises `ModelError` for a drafter that is missing or does not fit.
+        """
+        drafter = None
         if path is not None:
-            model = load_drafter(
+            tokenizer = self.tokenizer
+            drafter = load_drafter(
                 path,
-                loaded,
+                self.target,
                 num_tokens=tokenizer.vocab_size,
                 template_hash=tokenizer.template_hash if tokenizer.has_chat_template else None,
-            ).to(loaded.dtype)
-            if loaded.device.type == "cpu":
-                model.pack(quantization=quantization)
-        return cls(loaded, tokenizer=tokenizer, drafter=model, config=config)
+            ).to(self.target.dtype)
+            if self.target.device.type == "cpu":
+                drafter.pack(quantization=self._quantization)
+        return LLM(
+            self.target,
+            tokenizer=self._tokenizer,
+            drafter=drafter,
+            config=self.config,
+            quantization=self._quantization,
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -217,6 +247,39 @@ class LLM:
                     finish_reason=result.finish_reason,
                 )
 
+    def drain(
+        self, take: Callable[[], Job | None], *, speculation: bool = True
+    ) -> Iterator[tuple[Job, Completion]]:
+        """Answer a line of jobs at full batch, each as it ends; for more prompts than fit at once.
+
+        `take` gives the next job, or `None` when there is none for now; it is asked again after
+        every step, and the work is over once it has none and nothing runs. Closing the iterator
+        early ends what runs. Nothing else may be generated in between.
+        """
+        cycle = self.cycle(speculation=speculation)
+        running: dict[str, tuple[Job, _Answer]] = {}
+        try:
+            while True:
+                # twice the slots: who waits can start in the step after another one ends
+                while len(running) < 2 * self.config.max_requests and (job := take()) is not None:
+                    answer = self._answer(job.prompt, job.params)
+                    cycle.submit(answer.request)
+                    running[answer.request.id] = (job, answer)
+                if not running:
+                    return
+                for result in cycle.step().rounds:
+                    job, answer = running[result.request_id]
+                    answer.add(result, time.perf_counter())
+                    if result.finish_reason is not None:
+                        del running[result.request_id]
+                        yield job, answer.completion()
+        except ArithmeticError:
+            self._cycles.clear()  # the step broke off; pages of its requests are in no known state
+            raise
+        finally:
+            for request_id in running:
+                cycle.abort(request_id)
+
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt in any of its forms."""
         if isinstance(prompt, str):
@@ -253,30 +316,29 @@ class LLM:
                 f"{len(prompts)} prompts came with {len(each)} sets of sampling parameters; "
                 "give one set, or one for each prompt."
             )
-        requests = []
-        for prompt, options in zip(prompts, each, strict=True):
-            self._num_requests += 1
-            ids = self.prompt_ids(prompt)
-            requests.append(Request(id=f"r{self._num_requests}", prompt_ids=ids, params=options))
+        answers = [self._answer(p, options) for p, options in zip(prompts, each, strict=True)]
         cycle = self.cycle(speculation=speculation)
         submitted: list[str] = []
         try:
-            for request in requests:
-                if request.params.max_tokens > 0:
-                    cycle.submit(request)
-                    submitted.append(request.id)
+            for answer in answers:
+                if answer.request.params.max_tokens > 0:
+                    cycle.submit(answer.request)
+                    submitted.append(answer.request.id)
         except InputError:
             for request_id in submitted:  # all or nothing
                 cycle.abort(request_id)
             raise
-        return [
-            _Answer(
-                request=request,
-                detokenizer=self._stop_text(request.params.stop) if self._tokenizer else None,
-                started_s=time.perf_counter(),
-            )
-            for request in requests
-        ]
+        return answers
+
+    def _answer(self, prompt: Prompt, params: SamplingParams) -> _Answer:
+        self._num_requests += 1
+        return _Answer(
+            request=Request(
+                id=f"r{self._num_requests}", prompt_ids=self.prompt_ids(prompt), params=params
+            ),
+            detokenizer=self._stop_text(params.stop) if self._tokenizer else None,
+            started_s=time.perf_counter(),
+        )
 
     def _run(
         self, answers: Mapping[str, _Answer], *, speculation: bool
