@@ -23,10 +23,15 @@ from dspark.algorithms.acceptance import (
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
 from dspark.algorithms.logit_state import LogitState
 from dspark.algorithms.noise import RoundNoise, Stream
-from dspark.algorithms.sampling import RowContext, draw_categorical, draw_shared, process_logits
+from dspark.algorithms.sampling import (
+    RowContext,
+    RowOperators,
+    draw_categorical,
+    process_logits,
+)
 from dspark.core import Coupling, Origin, SamplingParams
 from dspark.errors import InputError
-from dspark.kernels.selection import gumbel_argmax
+from dspark.kernels import selection
 from tests.algorithms.toy_decoding import ToyRequest, decode
 from tests.algorithms.toy_distributions import chi_square_p_value, toy_logits
 
@@ -555,8 +560,8 @@ def test_a_maximal_request_without_drafts_joins_a_round_that_drafted():
     assert verdict.origin(1) is Origin.PLAIN
 
 
-def test_a_faster_twin_of_the_shared_draw_gives_the_same_rounds():
-    """The engine hands in the kernel; drafter columns stand for target ids in both."""
+def test_faster_twins_of_the_operators_give_the_same_rounds():
+    """The engine hands in the kernels; drafter columns stand for target ids in both."""
     vocabulary = DraftVocabulary.of(torch.tensor([7, 2, 4, 0]), vocab_size=V)
     state = new_state("a", SamplingParams(seed=3, temperature=0.8, top_k=6))
     count, noise = 50, round_noise(50)
@@ -564,19 +569,18 @@ def test_a_faster_twin_of_the_shared_draw_gives_the_same_rounds():
     target_logits = torch.stack([toy_logits((i,), vocab_size=V, salt=1) for i in range(2 * count)])
     rows = [RowContext(state=state)] * (2 * count)
     results = []
-    for shared_draw in (draw_shared, gumbel_argmax):
-        scores = process_logits(draft_logits, rows[:count], vocabulary=vocabulary)
-        draft = draw_draft(
-            scores, noise=noise, slot=0, vocabulary=vocabulary, shared_draw=shared_draw
+    for operators in (RowOperators(), selection.operators()):
+        scores = process_logits(
+            draft_logits, rows[:count], vocabulary=vocabulary, operators=operators
         )
+        draft = draw_draft(scores, noise=noise, slot=0, vocabulary=vocabulary)
         verdict = accept(
-            scores=process_logits(target_logits, rows),
+            scores=process_logits(target_logits, rows, operators=operators),
             draft_tokens_RK=draft.tokens_R[:, None],
             draft_probs_RKS=None,
             lengths=[1] * count,
             noise=noise,
             vocabulary=vocabulary,
-            shared_draw=shared_draw,
         )
         results.append((draft.tokens_R.tolist(), verdict))
     assert results[0] == results[1]

@@ -21,7 +21,7 @@ from torch import Tensor
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
 from dspark.algorithms.noise import RoundNoise, Stream
 from dspark.algorithms.row_chunks import row_chunks
-from dspark.algorithms.sampling import SharedDraw, TokenScores, draw_categorical, draw_shared
+from dspark.algorithms.sampling import RowOperators, TokenScores, total_mass
 from dspark.core import Coupling, Origin, SamplingParams
 from dspark.errors import InputError
 
@@ -62,7 +62,6 @@ def draw_draft(
     noise: RoundNoise,
     slot: int,
     vocabulary: DraftVocabulary | None = None,
-    shared_draw: SharedDraw = draw_shared,
 ) -> SlotDraft:
     """Draws the token of `slot` for each request from the drafter's processed scores [R, S]."""
     shared = [r for r, row in enumerate(scores.rows) if _draws_shared(row.params)]
@@ -73,11 +72,13 @@ def draw_draft(
         probs_RS = scores.probs()
         uniform_R = noise.pick(maximal).uniforms(Stream.DRAFT, slots=range(slot, slot + 1))[:, 0]
         columns_R = columns_R.clone()
-        columns_R[maximal] = draw_categorical(_picked(probs_RS, maximal), uniform_R)
+        columns_R[maximal] = scores.operators.draw_categorical(
+            _picked(probs_RS, maximal), uniform_R
+        )
     tokens_R = columns_R.clone() if token_S is None else token_S[columns_R]
     if shared:
         picked = noise.pick(shared)
-        tokens_R[shared] = shared_draw(
+        tokens_R[shared] = scores.operators.draw_shared(
             _picked(scores.scores_NV, shared), picked.seed_R, picked.position_R + slot, token_S
         )
     return SlotDraft(tokens_R=tokens_R, probs_RS=probs_RS)
@@ -91,7 +92,6 @@ def accept(
     lengths: Sequence[int],
     noise: RoundNoise,
     vocabulary: DraftVocabulary | None = None,
-    shared_draw: SharedDraw = draw_shared,
 ) -> Verdict:
     """Judges one round of R requests: greedy, maximal and shared noise may be mixed.
 
@@ -104,7 +104,7 @@ def accept(
     assert len(scores.rows) == sum(lengths) + len(lengths), "length + 1 rows per request"
     starts = _starts(lengths)
     draft_tokens_RK = _refuse_beyond_impossible(scores, draft_tokens_RK, starts)
-    target_tokens_N = _target_tokens(scores, lengths, noise, shared_draw)
+    target_tokens_N = _target_tokens(scores, lengths, noise)
     verdict = accept_matching(
         target_tokens_N=target_tokens_N, draft_tokens_RK=draft_tokens_RK, lengths=lengths
     )
@@ -125,6 +125,7 @@ def accept(
             accept_uniforms_RK=picked_noise.uniforms(Stream.ACCEPT, slots=range(num_slots)),
             next_uniforms_R=picked_noise.uniforms(Stream.TARGET, slots=range(1))[:, 0],
             vocabulary=vocabulary,
+            operators=scores.operators,
         )
         verdict = _replaced(verdict, maximal, ratio_verdict)
     _check_possible(scores, starts, verdict)
@@ -150,12 +151,14 @@ def accept_maximal(
     accept_uniforms_RK: Tensor,
     next_uniforms_R: Tensor,
     vocabulary: DraftVocabulary | None = None,
+    operators: RowOperators | None = None,
 ) -> Verdict:
     """Maximal coupling of the drafter's distributions with the target's, both float32.
 
     A token that cannot have been drawn from its q (an invalid id, or q(x) = 0) is rejected,
     and the token in its place is drawn from p itself.
     """
+    operators = RowOperators() if operators is None else operators
     vocab_size = probs_NV.shape[1]
     row_RK, is_planned_RK, start_R = _verify_rows(draft_tokens_RK, lengths)
     is_id_RK = (draft_tokens_RK >= 0) & (draft_tokens_RK < vocab_size)
@@ -176,8 +179,8 @@ def accept_maximal(
         if corrected:
             index = [r - chunk.start for r in corrected]
             q_CS = draft_probs_RKS[corrected, [slots[r] for r in corrected]]
-            weights_RV[index] = residual(weights_RV[index], q_CS, vocabulary)
-        tokens_R[chunk] = draw_categorical(weights_RV, next_uniforms_R[chunk])
+            weights_RV[index] = leftover(weights_RV[index], q_CS, vocabulary)
+        tokens_R[chunk] = operators.draw_categorical(weights_RV, next_uniforms_R[chunk])
     return _verdict(num_accepted_R, tokens_R, lengths)
 
 
@@ -188,7 +191,13 @@ def accept_probability(p: Tensor, q: Tensor) -> Tensor:
 
 
 def residual(p_RV: Tensor, q_RS: Tensor, vocabulary: DraftVocabulary | None = None) -> Tensor:
-    """max(p - q, 0) renormalised, float32 [R, V]; q is 0 outside the draft vocabulary.
+    """The distribution after a rejection, float32 [R, V]: `leftover` renormalised."""
+    weights_RV = leftover(p_RV, q_RS, vocabulary)
+    return weights_RV / weights_RV.sum(-1, keepdim=True)
+
+
+def leftover(p_RV: Tensor, q_RS: Tensor, vocabulary: DraftVocabulary | None = None) -> Tensor:
+    """max(p - q, 0), float32 [R, V]; q is 0 outside the draft vocabulary.
 
     Where nothing but rounding is left of the mass, p itself: rejection then has a probability
     of the same size, so that the choice cannot be seen in the output.
@@ -199,8 +208,7 @@ def residual(p_RV: Tensor, q_RS: Tensor, vocabulary: DraftVocabulary | None = No
     else:
         rest_RV[:, vocabulary.d2t_S] -= q_RS
     rest_RV.clamp_(min=0.0)
-    mass_R1 = rest_RV.sum(-1, keepdim=True)
-    return torch.where(mass_R1 > _NEGLIGIBLE_MASS, rest_RV / mass_R1, p_RV)
+    return torch.where(total_mass(rest_RV)[:, None] > _NEGLIGIBLE_MASS, rest_RV, p_RV)
 
 
 def acceptance_rate(
@@ -234,9 +242,7 @@ def _rows_of(requests: Sequence[int], lengths: Sequence[int]) -> list[int]:
     return [starts[r] + j for r in requests for j in range(lengths[r] + 1)]
 
 
-def _target_tokens(
-    scores: TokenScores, lengths: Sequence[int], noise: RoundNoise, shared_draw: SharedDraw
-) -> Tensor:
+def _target_tokens(scores: TokenScores, lengths: Sequence[int], noise: RoundNoise) -> Tensor:
     """The target's own token of each row: int64 [N]. Maximal coupling has no use of its rows."""
     shared = [n for n, row in enumerate(scores.rows) if _draws_shared(row.params)]
     if not shared:
@@ -246,7 +252,7 @@ def _target_tokens(
     slot_R = torch.tensor([slot_N[n] for n in shared], device=scores.best_N.device)
     picked = noise.pick([request_N[n] for n in shared])
     tokens_N = scores.best_N.clone()
-    tokens_N[shared] = shared_draw(
+    tokens_N[shared] = scores.operators.draw_shared(
         _picked(scores.scores_NV, shared), picked.seed_R, picked.position_R + slot_R, None
     )
     return tokens_N

@@ -23,8 +23,9 @@ from dspark.algorithms.row_chunks import row_chunks
 from dspark.core import SamplingParams, TokenLogprobs
 from dspark.errors import NumericsError
 
-SharedDraw = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""(scores_RV, seed_R, position_R, token_V) -> token ids [R]: `draw_shared` or a faster twin."""
+# Columns that are summed together, and how many sums run side by side.
+_BLOCK = 768
+_LANES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +50,21 @@ class TokenScores:
     constant), for log-probabilities; their distribution is the one-hot at `best_N`.
     `impossible` names rows in which every token is banned; they hold a uniform stand-in, so
     that a draft behind them costs nothing, and `acceptance.accept` refuses to emit from them.
+    `operators` are those that made the scores: what is drawn from them uses the same.
     """
 
     scores_NV: Tensor
     best_N: Tensor  # int64, lowest index of the row's maximum
     rows: Sequence[RowContext]
-    impossible: Sequence[int] = ()
+    impossible: Sequence[int]
+    operators: "RowOperators"
 
     def probs(self, rows: Sequence[int] | None = None) -> Tensor:
         """Float32 distributions [R, V] of `rows` (all by default): one-hot for greedy rows."""
         picked = range(len(self.rows)) if rows is None else rows
         scores_RV = self.scores_NV if rows is None else self.scores_NV[list(rows)]
         greedy = [r for r, n in enumerate(picked) if self.rows[n].params.is_greedy]
-        probs_RV = scores_RV.to(torch.float32).softmax(-1)
+        probs_RV = self.operators.softmax(scores_RV)
         if greedy:
             best_G = self.best_N[[picked[r] for r in greedy]]
             probs_RV[greedy] = 0.0
@@ -69,8 +72,23 @@ class TokenScores:
         return probs_RV
 
 
+def best_columns(scores_NV: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest score of each row, NaN if one is NaN, and its lowest column, int64: both [N]."""
+    max_N, best_N = scores_NV.max(-1)
+    return max_N, best_N
+
+
+def softmax(scores_NV: Tensor) -> Tensor:
+    """Float32 probabilities [N, V] of scores of any float type."""
+    return scores_NV.to(torch.float32).softmax(-1)
+
+
 def process_logits(
-    logits_NV: Tensor, rows: Sequence[RowContext], *, vocabulary: DraftVocabulary | None = None
+    logits_NV: Tensor,
+    rows: Sequence[RowContext],
+    *,
+    vocabulary: DraftVocabulary | None = None,
+    operators: "RowOperators | None" = None,
 ) -> TokenScores:
     """Applies each row's request to its logits; `logits_NV` (any float type) is not changed.
 
@@ -79,15 +97,21 @@ def process_logits(
     `NumericsError` naming the request whose logits are not finite.
     """
     assert len(logits_NV) == len(rows), "one context per row of logits"
+    operators = RowOperators() if operators is None else operators
     is_shaped = any(row.state.shapes_logits for row in rows)
     if not is_shaped and all(row.params.is_greedy for row in rows):
-        max_N, best_N = logits_NV.max(-1)
-        impossible = _check_maxima(max_N, rows)
-        return TokenScores(scores_NV=logits_NV, best_N=best_N, rows=rows, impossible=impossible)
+        max_N, best_N = operators.best(logits_NV)
+        return TokenScores(
+            scores_NV=logits_NV,
+            best_N=best_N,
+            rows=rows,
+            impossible=_check_maxima(max_N, rows),
+            operators=operators,
+        )
     scores_NV = logits_NV.to(torch.float32, copy=True)
     if is_shaped:
         _shape_(scores_NV, rows, vocabulary)
-    max_N, best_N = scores_NV.max(-1)
+    max_N, best_N = operators.best(scores_NV)
     impossible = _check_maxima(max_N, rows)
     if impossible:
         scores_NV[impossible] = 0.0
@@ -98,21 +122,70 @@ def process_logits(
     _divide_by_temperature_(scores_NV, rows)
     for start, group in _runs(rows, lambda row: _filter_of(row.params)):
         filter_scores_(scores_NV[start : start + len(group)], _filter_of(group[0].params))
-    return TokenScores(scores_NV=scores_NV, best_N=best_N, rows=rows, impossible=impossible)
+    return TokenScores(
+        scores_NV=scores_NV,
+        best_N=best_N,
+        rows=rows,
+        impossible=impossible,
+        operators=operators,
+    )
 
 
-def draw_categorical(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:
+def draw_categorical(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
     """One index per row by the inverse of the cumulative distribution: int64 [R].
 
-    Weights need not sum to 1, but each row needs some mass; weight 0 is never drawn for a
-    uniform in [0, 1).
+    Weights, float32, need not sum to 1, but each row needs some mass; weight 0 is never drawn
+    for a uniform in [0, 1). Sums are float64 and run block by block (see `_block_sums`), so that
+    a row can be cut between threads without a change of one bit.
     """
     indices_R = torch.empty_like(uniform_R, dtype=torch.int64)
-    for rows in row_chunks(probs_RV):
-        cumulative_rV = probs_RV[rows].cumsum(-1, dtype=torch.float64)
-        threshold_r1 = uniform_R[rows, None].to(torch.float64) * cumulative_rV[:, -1:]
-        indices_R[rows] = torch.searchsorted(cumulative_rV, threshold_r1, right=True)[:, 0]
+    for rows in row_chunks(weights_RV):
+        indices_R[rows] = _draw_chunk(weights_RV[rows], uniform_R[rows])
     return indices_R
+
+
+def total_mass(weights_RV: Tensor) -> Tensor:
+    """Sum of each row, float64 [R], in the order in which `draw_categorical` adds."""
+    masses = [
+        _block_sums(_in_blocks(weights_RV[rows])).cumsum(-1)[:, -1]
+        for rows in row_chunks(weights_RV)
+    ]
+    return torch.cat(masses)
+
+
+def _draw_chunk(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    blocks_RBW = _in_blocks(weights_RV)
+    passed_RB = _block_sums(blocks_RBW).cumsum(-1)
+    threshold_R1 = uniform_R[:, None].to(torch.float64) * passed_RB[:, -1:]
+    block_R1 = torch.searchsorted(passed_RB, threshold_R1, right=True)
+    block_R1.clamp_(max=passed_RB.shape[1] - 1)
+    before_R1 = torch.where(block_R1 > 0, passed_RB.gather(1, (block_R1 - 1).clamp(min=0)), 0.0)
+    rows_R = torch.arange(len(weights_RV), device=weights_RV.device)
+    block_RW = blocks_RBW[rows_R, block_R1[:, 0]]
+    running_RW = block_RW.cumsum(-1)
+    inside_R1 = torch.searchsorted(running_RW, threshold_R1 - before_R1, right=True)
+    # A block's sum may pass the threshold and its running sum miss it by a rounding.
+    places_W = torch.arange(_BLOCK, device=weights_RV.device)
+    last_R1 = torch.where(block_RW > 0, places_W, 0).amax(-1, keepdim=True)
+    inside_R1 = torch.where(inside_R1 < _BLOCK, inside_R1, last_R1)
+    return (block_R1 * _BLOCK + inside_R1)[:, 0]
+
+
+def _in_blocks(weights_RV: Tensor) -> Tensor:
+    """Float64 [R, blocks, _BLOCK], zeros behind the last column."""
+    num_rows, width = weights_RV.shape
+    num_blocks = -(-width // _BLOCK)
+    padded = torch.zeros(
+        (num_rows, num_blocks * _BLOCK), dtype=torch.float64, device=weights_RV.device
+    )
+    padded[:, :width] = weights_RV
+    return padded.view(num_rows, num_blocks, _BLOCK)
+
+
+def _block_sums(blocks_RBW: Tensor) -> Tensor:
+    """Sum of each block: `_LANES` sums over every such column, then these from first to last."""
+    lanes = blocks_RBW.unflatten(-1, (-1, _LANES)).cumsum(-2)[..., -1, :]
+    return lanes.cumsum(-1)[..., -1]
 
 
 def draw_shared(
@@ -132,6 +205,16 @@ def draw_shared(
     for rows in row_chunks(scores_RV):
         column_R[rows] = gumbel(key_R[rows], noise_ids_V).add_(scores_RV[rows]).max(-1).indices
     return column_R if token_V is None else token_V[column_R]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOperators:
+    """Operations over rows of scores; `kernels.selection` has faster twins that give the same."""
+
+    best: Callable[[Tensor], tuple[Tensor, Tensor]] = best_columns
+    softmax: Callable[[Tensor], Tensor] = softmax
+    draw_categorical: Callable[[Tensor, Tensor], Tensor] = draw_categorical
+    draw_shared: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = draw_shared
 
 
 def token_logprobs(

@@ -30,7 +30,7 @@ from dspark.engine.live_request import LiveRequest, StopText, origins_of
 from dspark.engine.planner import FixedWidthPlanner
 from dspark.engine.proposer import Proposer, StepStates
 from dspark.errors import InputError
-from dspark.kernels.selection import gumbel_argmax
+from dspark.kernels import selection
 from dspark.models.drafter import Drafter
 from dspark.models.target import Target
 
@@ -256,7 +256,9 @@ class Cycle:
         hidden_ND = self._pass(ids, runs)
         if len(wanted) != len(ids):
             hidden_ND = hidden_ND[wanted]
-        return process_logits(self._target.logits(hidden_ND), contexts)
+        return process_logits(
+            self._target.logits(hidden_ND), contexts, operators=selection.operators()
+        )
 
     def _pass(self, ids: Sequence[int], runs: Sequence[Run]) -> Tensor:
         device = self._target.device
@@ -303,7 +305,6 @@ class Cycle:
             lengths=plan.lengths,
             noise=_noise(requests, device),
             vocabulary=vocabulary,
-            shared_draw=gumbel_argmax,
         )
 
     def _commit(

@@ -17,8 +17,8 @@ from dspark.engine.batch import Run, layout_of
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest
 from dspark.engine.proposer import StepStates
+from dspark.kernels import selection
 from dspark.kernels.attention import attention
-from dspark.kernels.selection import gumbel_argmax
 from dspark.models.attention import KVPages, LayerShape
 from dspark.models.drafter import Drafter
 
@@ -126,13 +126,14 @@ class DraftPass:
                     RowContext(state=r.logit_state, drafted=tuple(ids))
                     for r, ids in zip(requests, drafted, strict=True)
                 ]
-            scores = process_logits(logits_RS, rows, vocabulary=self.vocabulary)
+            scores = process_logits(
+                logits_RS, rows, vocabulary=self.vocabulary, operators=selection.operators()
+            )
             draw = draw_draft(
                 scores,
                 noise=noise,
                 slot=slot,
                 vocabulary=self.vocabulary,
-                shared_draw=gumbel_argmax,
             )
             prev_R = draw.tokens_R
             tokens.append(draw.tokens_R)

@@ -107,6 +107,11 @@ class PackedLinear(nn.Module):
             y = linear(x.to(self.packed.dtype), self.packed, self.bias)
         return y.to(x.dtype)
 
+    @property
+    def parts(self) -> list[Tensor | None]:
+        """What an operator that runs several products in one call takes of each."""
+        return [self.packed, self.bias, self.scales_O, self.sums_O]
+
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
         kind = "int8" if self.scales_O is not None else str(self.packed.dtype)

@@ -1,28 +1,33 @@
-"""One token per row of scores: the best, or the best after Gumbel noise (an exact draw).
+"""Rows of scores to tokens and probabilities: the fast twins of `algorithms.sampling`.
 
 It knows no sampling parameter; scores arrive processed. Noise is that of `algorithms.noise`.
+Each function takes the C++ path on a CPU and is `algorithms.sampling`'s own elsewhere.
 """
 
 import torch
 from torch import Tensor
 
-from dspark.algorithms import noise
+from dspark.algorithms import sampling
+from dspark.algorithms.sampling import RowOperators
 from dspark.kernels import extension
 
 
-def argmax(scores_NV: Tensor) -> Tensor:
-    """Column of each row's largest score, int64 [N]; the lowest of equals.
+def operators() -> RowOperators:
+    """All of them, for `sampling.process_logits`."""
+    return RowOperators(
+        best=best,
+        softmax=softmax,
+        draw_categorical=draw_categorical,
+        draw_shared=gumbel_argmax,
+    )
 
-    NaN never wins on the C++ path, and always in PyTorch: check for it elsewhere.
-    """
-    if (
-        extension.IS_LOADED
-        and scores_NV.device.type == "cpu"
-        and scores_NV.dtype in (torch.float32, torch.bfloat16)
-    ):
-        ids_N: Tensor = torch.ops.dspark.argmax(scores_NV)
-        return ids_N
-    return scores_NV.argmax(dim=-1)
+
+def best(scores_NV: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest score of each row, NaN if one is NaN, and its lowest column, int64: both [N]."""
+    if _has_fast_path(scores_NV):
+        max_N, best_N = torch.ops.dspark.best(scores_NV)
+        return max_N, best_N
+    return sampling.best_columns(scores_NV)
 
 
 def gumbel_argmax(
@@ -33,26 +38,58 @@ def gumbel_argmax(
     `scores_NV` float32: log-probabilities or logits over temperature, -inf excludes. The noise
     of a column is that of its token, `token_ids_V[column]` (the column itself without them).
     """
-    if extension.IS_LOADED and scores_NV.device.type == "cpu":
-        ids_N: Tensor = torch.ops.dspark.gumbel_argmax(scores_NV, seeds_N, positions_N, token_ids_V)
+    if _has_fast_path(scores_NV):
+        ids_N: Tensor = torch.ops.dspark.gumbel_argmax(
+            scores_NV, seeds_N.contiguous(), positions_N.contiguous(), token_ids_V
+        )
         return ids_N
-    if token_ids_V is None:
-        token_ids_V = torch.arange(scores_NV.shape[1], device=scores_NV.device)
-    keys_N = noise.row_keys(seeds_N, positions_N, noise.Stream.TOKEN)
-    columns_N = (scores_NV.double() + noise.gumbel(keys_N, token_ids_V)).argmax(dim=-1)
-    return token_ids_V[columns_N]
+    return sampling.draw_shared(scores_NV, seeds_N, positions_N, token_ids_V)
 
 
-def _fake_argmax(scores_NV: Tensor) -> Tensor:
+def softmax(scores_NV: Tensor) -> Tensor:
+    """Float32 probabilities [N, V]; on the C++ path those of a row in an order of its own."""
+    if _has_fast_path(scores_NV):
+        probs_NV: Tensor = torch.ops.dspark.softmax(scores_NV)
+        return probs_NV
+    return sampling.softmax(scores_NV)
+
+
+def draw_categorical(weights_NV: Tensor, uniforms_N: Tensor) -> Tensor:
+    """One column per row of float32 weights by the inverse of the cumulative sum, int64 [N]."""
+    if _has_fast_path(weights_NV):
+        columns_N: Tensor = torch.ops.dspark.draw_categorical(
+            weights_NV, uniforms_N.to(torch.float64).contiguous()
+        )
+        return columns_N
+    return sampling.draw_categorical(weights_NV, uniforms_N)
+
+
+def _has_fast_path(scores_NV: Tensor) -> bool:
+    return (
+        extension.IS_LOADED
+        and scores_NV.device.type == "cpu"
+        and scores_NV.dtype in (torch.float32, torch.bfloat16)
+    )
+
+
+def _fake_best(scores_NV: Tensor) -> tuple[Tensor, Tensor]:
+    size = scores_NV.shape[0]
+    return (
+        scores_NV.new_empty(size, dtype=torch.float32),
+        scores_NV.new_empty(size, dtype=torch.int64),
+    )
+
+
+def _fake_draw(scores_NV: Tensor, *_: Tensor | None) -> Tensor:
     return scores_NV.new_empty(scores_NV.shape[0], dtype=torch.int64)
 
 
-def _fake_gumbel_argmax(
-    scores_NV: Tensor, _seeds_N: Tensor, _positions_N: Tensor, _token_ids_V: Tensor | None
-) -> Tensor:
-    return scores_NV.new_empty(scores_NV.shape[0], dtype=torch.int64)
+def _fake_softmax(scores_NV: Tensor) -> Tensor:
+    return scores_NV.new_empty(scores_NV.shape, dtype=torch.float32)
 
 
 if extension.IS_LOADED:
-    torch.library.register_fake("dspark::argmax", _fake_argmax)
-    torch.library.register_fake("dspark::gumbel_argmax", _fake_gumbel_argmax)
+    torch.library.register_fake("dspark::best", _fake_best)
+    torch.library.register_fake("dspark::gumbel_argmax", _fake_draw)
+    torch.library.register_fake("dspark::draw_categorical", _fake_draw)
+    torch.library.register_fake("dspark::softmax", _fake_softmax)

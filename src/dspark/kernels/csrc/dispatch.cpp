@@ -16,7 +16,8 @@ namespace {
   Kernels {                                                                                \
     isa::linear, isa::quantize_row, isa::attention_scratch, isa::attention_chunk,          \
         isa::attention_merge, isa::attention_finish, isa::rms_norm, isa::silu_mul,         \
-        isa::rotate, isa::argmax, isa::gumbel_argmax, isa::sum_words                       \
+        isa::rotate, isa::best, isa::shared_draw, isa::exponential_block, isa::divide,     \
+        isa::clamp_at_zero, isa::block_sum, isa::add_row, isa::dot, isa::sum_words         \
   }
 
 // Least to most capable; the order is the numbering of `use_instructions`.

@@ -19,8 +19,14 @@ struct Kernels {
   decltype(&avx2::rms_norm) rms_norm;
   decltype(&avx2::silu_mul) silu_mul;
   decltype(&avx2::rotate) rotate;
-  decltype(&avx2::argmax) argmax;
-  decltype(&avx2::gumbel_argmax) gumbel_argmax;
+  decltype(&avx2::best) best;
+  decltype(&avx2::shared_draw) shared_draw;
+  decltype(&avx2::exponential_block) exponential_block;
+  decltype(&avx2::divide) divide;
+  decltype(&avx2::clamp_at_zero) clamp_at_zero;
+  decltype(&avx2::block_sum) block_sum;
+  decltype(&avx2::add_row) add_row;
+  decltype(&avx2::dot) dot;
   decltype(&avx2::sum_words) sum_words;
 };
 

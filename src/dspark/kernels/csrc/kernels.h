@@ -69,6 +69,30 @@ struct AttentionTile {
 inline int64_t padded_head_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 inline int64_t partial_size(int64_t head_dim) { return padded_head_dim(head_dim) + kGroup; }
 
+// Probabilities of a row are summed in blocks of this many columns: whole panels of a product.
+constexpr int64_t kBlock = 16 * kGroup * kPanelGroups;
+
+// The largest of some columns and the lowest of those that hold it; NaN is passed over but told.
+struct Best {
+  float value;
+  int64_t column;
+  bool has_nan;
+};
+
+// A row of logits as scores (x - shift) / temperature.
+struct Scores {
+  Type type;
+  const char* x;
+  float shift;
+  float temperature;
+};
+
+// The best column of a draw so far, with its noise.
+struct Draw {
+  double score;
+  int64_t column;
+};
+
 #define DSPARK_DECLARE(isa)                                                                       \
   namespace isa {                                                                                 \
   void linear(const Linear&, int64_t panel_begin, int64_t panel_end);                             \
@@ -82,8 +106,15 @@ inline int64_t partial_size(int64_t head_dim) { return padded_head_dim(head_dim)
   void rms_norm(Type, const char* x, const char* weight, char* out, int64_t width, float eps);    \
   void silu_mul(Type, const char* gate_up, char* out, int64_t width);                             \
   void rotate(Type, char* x, Type table_type, const char* cos, const char* sin, int64_t dim);     \
-  int64_t argmax(Type, const char* x, int64_t width);                                             \
-  int64_t gumbel_argmax(const float* scores, int64_t width, uint64_t key, const int64_t* tokens); \
+  Best best(Type, const char* x, int64_t width);                                                  \
+  Draw shared_draw(const Scores&, int64_t begin, int64_t end, uint64_t key,                       \
+                   const int64_t* tokens);                                                        \
+  float exponential_block(const Scores&, int64_t begin, int64_t end, float* out);                 \
+  void divide(float* x, int64_t width, float by);                                                 \
+  void clamp_at_zero(float* x, int64_t width);                                                    \
+  double block_sum(const float* x, int64_t width);                                                \
+  void add_row(Type, const char* from, char* to, int64_t width);                                  \
+  float dot(Type, const char* x, const float* weights, int64_t width);                            \
   uint32_t sum_words(const char* x, int64_t size);                                                \
   }
 

@@ -513,58 +513,6 @@ Tensor decoder_layer(const Tensor& x, at::TensorList norms, at::ArrayRef<double>
   return out.add_(mid);
 }
 
-Tensor argmax(const Tensor& x) {
-  TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, "expected rows of scores, got ", x.sizes());
-  const Tensor rows = rows_of(x);
-  const Type type = type_of(x);
-  Tensor out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
-  int64_t* to = out.mutable_data_ptr<int64_t>();
-  const char* from = bytes(rows);
-  const int64_t stride = rows.stride(0) * rows.element_size(), width = rows.size(1);
-  const auto find = kernels().argmax;
-  at::parallel_for(0, rows.size(0), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) to[n] = find(type, from + n * stride, width);
-  });
-  return out;
-}
-
-uint64_t mix64(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
-
-// `row_keys` of dspark.algorithms.noise for its stream TOKEN.
-uint64_t noise_key(int64_t seed, int64_t position) {
-  constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u, kStream = 1;
-  const uint64_t z = mix64(static_cast<uint64_t>(seed) + kGolden * kStream);
-  return mix64(z + (static_cast<uint64_t>(position) + 1) * kGolden);
-}
-
-Tensor gumbel_argmax(const Tensor& scores, const Tensor& seeds, const Tensor& positions,
-                     const std::optional<Tensor>& token_ids) {
-  TORCH_CHECK(scores.dim() == 2 && scores.size(1) > 0 && scores.scalar_type() == at::kFloat,
-              "expected float32 rows of scores, got ", scores.sizes());
-  const Tensor rows = rows_of(scores);
-  const int64_t width = rows.size(1);
-  const int64_t* seed = contiguous_data<int64_t>(seeds, rows.size(0), "seeds_N");
-  const int64_t* position = contiguous_data<int64_t>(positions, rows.size(0), "positions_N");
-  const int64_t* tokens =
-      token_ids.has_value() ? contiguous_data<int64_t>(*token_ids, width, "token_ids_V") : nullptr;
-  Tensor out = at::empty({rows.size(0)}, scores.options().dtype(at::kLong));
-  int64_t* to = out.mutable_data_ptr<int64_t>();
-  const float* from = rows.const_data_ptr<float>();
-  const int64_t stride = rows.stride(0);
-  const auto draw = kernels().gumbel_argmax;
-  at::parallel_for(0, rows.size(0), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) {
-      const int64_t column = draw(from + n * stride, width, noise_key(seed[n], position[n]), tokens);
-      to[n] = tokens == nullptr ? column : tokens[column];
-    }
-  });
-  return out;
-}
-
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(dspark, m) {
@@ -584,9 +532,6 @@ TORCH_LIBRARY_FRAGMENT(dspark, m) {
       "Tensor cos, Tensor sin, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor block_tables, "
       "Tensor query_starts, Tensor visible, Tensor positions, Tensor slots, float scale, "
       "int? window) -> Tensor");
-  m.def("argmax(Tensor x) -> Tensor");
-  m.def(
-      "gumbel_argmax(Tensor scores, Tensor seeds, Tensor positions, Tensor? token_ids) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(dspark, CPU, m) {
@@ -598,8 +543,6 @@ TORCH_LIBRARY_IMPL(dspark, CPU, m) {
   m.impl("silu_mul", silu_mul);
   m.impl("rotary", rotary);
   m.impl("decoder_layer", decoder_layer);
-  m.impl("argmax", argmax);
-  m.impl("gumbel_argmax", gumbel_argmax);
 }
 
 }  // namespace dspark

@@ -1,4 +1,7 @@
-// One index per row of scores: the largest, or the largest after counter-based Gumbel noise.
+// Parts of rows of scores: the largest, draws by counter-based Gumbel noise, probabilities.
+//
+// A row may be cut between threads: what is summed is summed in blocks of kBlock columns, each in
+// one fixed order, so that no result depends on the cut.
 #include <math.h>
 
 #include "kernels.h"
@@ -7,6 +10,8 @@
 namespace dspark {
 namespace DSPARK_ISA {
 namespace {
+
+constexpr uint32_t kAllLanes = 0xffff;
 
 template <class T>
 DSPARK_INLINE Floats load_or_lowest(const T* p, int64_t count) {
@@ -18,16 +23,24 @@ DSPARK_INLINE Floats load_or_lowest(const T* p, int64_t count) {
 }
 
 template <class T>
-int64_t largest(const T* x, int64_t width) {
+Best best_of(const T* x, int64_t width) {
   Floats highest = splat(-INFINITY);
-  for (int64_t i = 0; i < width; i += kLanes)
-    highest = max(load_or_lowest(x + i, width - i), highest);  // in this order NaN loses
-  const Floats value = splat(max_lanes(highest));
+  uint32_t ordered = kAllLanes;
   for (int64_t i = 0; i < width; i += kLanes) {
-    const uint32_t bits = bits_eq(load_or_lowest(x + i, width - i), value);
-    if (bits != 0) return i + __builtin_ctz(bits);
+    const Floats value = load_or_lowest(x + i, width - i);
+    highest = max(value, highest);  // in this order NaN loses
+    ordered &= bits_eq(value, value);
   }
-  return 0;
+  const float largest = max_lanes(highest);
+  Best best = {largest, 0, ordered != kAllLanes};
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const uint32_t bits = bits_eq(load_or_lowest(x + i, width - i), splat(largest));
+    if (bits != 0) {
+      best.column = i + __builtin_ctz(bits);
+      break;
+    }
+  }
+  return best;
 }
 
 // `random_bits` of dspark.algorithms.noise.
@@ -48,27 +61,29 @@ double gumbel(uint32_t bits) {
   return -log(-log(u));
 }
 
-}  // namespace
-
-int64_t argmax(Type type, const char* x, int64_t width) {
-  return type == Type::kBFloat16 ? largest(reinterpret_cast<const uint16_t*>(x), width)
-                                 : largest(reinterpret_cast<const float*>(x), width);
+// (x - shift) / temperature: what PyTorch computes, operation by operation.
+template <class T>
+DSPARK_INLINE Floats scores_at(const Scores& a, int64_t i, int64_t count) {
+  const T* x = reinterpret_cast<const T*>(a.x);
+  const Floats value = sub(load_or_lowest(x + i, count), splat(a.shift));
+  return a.temperature == 1.0f ? value : div(value, splat(a.temperature));
 }
 
 // Two logarithms a token would cost more than the model's last layer, so most are never taken:
 // g = -log(-log u) <= -log(1 - u), and log2(m) of a float m is at least its bits read as a number
 // with 23 fractional bits, less 127. Only tokens whose bound passes the best so far are computed.
-int64_t gumbel_argmax(const float* scores, int64_t width, uint64_t key, const int64_t* tokens) {
+template <class T>
+Draw draw_shared(const Scores& a, int64_t begin, int64_t end, uint64_t key,
+                 const int64_t* tokens) {
   const uint32_t low = static_cast<uint32_t>(key);
   const uint32_t high = static_cast<uint32_t>(key >> 32);
   constexpr float kLn2 = 0.693147181f;
   const Floats offset = splat((31.0f + 127.0f) * kLn2 + 1e-3f);  // and room for rounding
   const Floats slope = splat(-kLn2 * 0x1p-23f);
-  double best = -INFINITY;
+  Draw best = {-INFINITY, begin};
   float threshold = -INFINITY;
-  int64_t winner = 0;
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const int64_t count = width - i < kLanes ? width - i : kLanes;
+  for (int64_t i = begin; i < end; i += kLanes) {
+    const int64_t count = end - i < kLanes ? end - i : kLanes;
     uint32_t ids[kLanes] = {};
     if (tokens == nullptr)
       for (int j = 0; j < kLanes; ++j) ids[j] = static_cast<uint32_t>(i + j);
@@ -80,21 +95,110 @@ int64_t gumbel_argmax(const float* scores, int64_t width, uint64_t key, const in
       bits[j] = noise_bits(ids[j], low, high);
       rest[j] = static_cast<float>(static_cast<int32_t>((0x7fffffffu - bits[j]) >> 1));
     }
-    const Floats value = load_or_lowest(scores + i, count);
+    const Floats value = scores_at<T>(a, i, count);
     const Floats bound = add(value, fma(to_floats(load_words(rest)), slope, offset));
     uint32_t candidates = bits_gt(bound, splat(threshold));
+    if (candidates == 0) continue;
+    float values[kLanes];
+    store(values, value);
     while (candidates != 0) {
       const int j = __builtin_ctz(candidates);
       candidates &= candidates - 1;
-      const double score = static_cast<double>(scores[i + j]) + gumbel(bits[j]);
-      if (score > best) {
-        best = score;
-        winner = i + j;
-        threshold = static_cast<float>(best) - 1e-6f * fabsf(static_cast<float>(best));
+      const double score = static_cast<double>(values[j]) + gumbel(bits[j]);
+      if (score > best.score) {
+        best = {score, i + j};
+        threshold = static_cast<float>(score) - 1e-6f * fabsf(static_cast<float>(score));
       }
     }
   }
-  return winner;
+  return best;
+}
+
+template <class T>
+float exponentials(const Scores& a, int64_t begin, int64_t end, float* out) {
+  Floats sum = zero();
+  for (int64_t i = begin; i < end; i += kLanes) {
+    const int64_t count = end - i;
+    const Floats value = exp(scores_at<T>(a, i, count));
+    sum = add(sum, value);
+    if (count >= kLanes) store(out + i, value);
+    else store_some(out + i, value, count);
+  }
+  return sum_lanes(sum);
+}
+
+template <class T>
+void add_into(const T* from, T* to, int64_t width) {
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) store(to + i, add(load(from + i), load(to + i)));
+  if (i < width)
+    store_some(to + i, add(load_some(from + i, width - i), load_some(to + i, width - i)),
+               width - i);
+}
+
+template <class T>
+float dot_with(const T* x, const float* weights, int64_t width) {
+  Floats sum = zero();
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) sum = fma(load(x + i), load(weights + i), sum);
+  if (i < width)
+    sum = fma(load_some(x + i, width - i), load_some(weights + i, width - i), sum);
+  return sum_lanes(sum);
+}
+
+}  // namespace
+
+Best best(Type type, const char* x, int64_t width) {
+  return type == Type::kBFloat16 ? best_of(reinterpret_cast<const uint16_t*>(x), width)
+                                 : best_of(reinterpret_cast<const float*>(x), width);
+}
+
+Draw shared_draw(const Scores& a, int64_t begin, int64_t end, uint64_t key,
+                 const int64_t* tokens) {
+  return a.type == Type::kBFloat16 ? draw_shared<uint16_t>(a, begin, end, key, tokens)
+                                   : draw_shared<float>(a, begin, end, key, tokens);
+}
+
+float exponential_block(const Scores& a, int64_t begin, int64_t end, float* out) {
+  return a.type == Type::kBFloat16 ? exponentials<uint16_t>(a, begin, end, out)
+                                   : exponentials<float>(a, begin, end, out);
+}
+
+void divide(float* x, int64_t width, float by) {
+  const Floats divisor = splat(by);
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) store(x + i, div(load(x + i), divisor));
+  if (i < width) store_some(x + i, div(load_some(x + i, width - i), divisor), width - i);
+}
+
+void clamp_at_zero(float* x, int64_t width) {
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) store(x + i, max(load(x + i), zero()));
+  if (i < width) store_some(x + i, max(load_some(x + i, width - i), zero()), width - i);
+}
+
+// Sixteen sums, each over every sixteenth column, then those from first to last.
+double block_sum(const float* x, int64_t width) {
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes)
+    for (int j = 0; j < kLanes; ++j) lanes[j] += static_cast<double>(x[i + j]);
+  for (int j = 0; i + j < width; ++j) lanes[j] += static_cast<double>(x[i + j]);
+  double sum = 0.0;
+  for (int j = 0; j < kLanes; ++j) sum += lanes[j];
+  return sum;
+}
+
+void add_row(Type type, const char* from, char* to, int64_t width) {
+  if (type == Type::kBFloat16)
+    add_into(reinterpret_cast<const uint16_t*>(from), reinterpret_cast<uint16_t*>(to), width);
+  else
+    add_into(reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to), width);
+}
+
+float dot(Type type, const char* x, const float* weights, int64_t width) {
+  return type == Type::kBFloat16 ? dot_with(reinterpret_cast<const uint16_t*>(x), weights, width)
+                                 : dot_with(reinterpret_cast<const float*>(x), weights, width);
 }
 
 }  // namespace DSPARK_ISA

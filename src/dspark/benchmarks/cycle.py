@@ -1,0 +1,179 @@
+"""`dspark bench cycle`: which part of a step is spent outside the operators, in Python.
+
+Two runs of the same requests: one with nothing but a clock around each step, one in which every
+operator is timed on its own. What the steps of the first take beyond the operators of the second
+is bookkeeping. It decides nothing about how steps are made.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dspark.benchmarks.environment import Environment, dtype_name
+from dspark.core import Request, SamplingParams
+from dspark.engine.cycle import Cycle, CycleConfig
+from dspark.errors import InputError
+from dspark.models.drafter import Drafter
+from dspark.models.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleBenchConfig:
+    """Which steps are timed, and how many."""
+
+    num_requests: Sequence[int] = (1, 16, 64)
+    """Requests in flight, each with drafting and without."""
+    prompt_tokens: int = 32
+    """Length of every prompt; it has been read before the clock runs."""
+    steps: int = 24
+    """Timed steps."""
+    warmup: int = 4
+    """Steps after the prompts and before the clock runs."""
+    params: SamplingParams = SamplingParams(temperature=0.0, ignore_eos=True)
+    """Of every request; `max_tokens` is set to what the steps may need."""
+
+    def __post_init__(self) -> None:
+        if min(self.num_requests, default=0) < 1 or self.steps < 1 or self.prompt_tokens < 1:
+            raise InputError(
+                f"requests {tuple(self.num_requests)}, steps {self.steps} and prompt tokens "
+                f"{self.prompt_tokens} must all be at least 1."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleRow:
+    """Means over the timed steps of one number of requests."""
+
+    num_requests: int
+    is_drafting: bool
+    tokens_per_step: float
+    step_ms: float
+    operators_ms: dict[str, float]
+    """Milliseconds a step inside each operator, the largest first."""
+    num_calls: float
+    """Operator calls a step."""
+    outside_share: float
+    """1 - operators / step: bookkeeping, Python, calling."""
+
+    @property
+    def outside_ms(self) -> float:
+        """Milliseconds a step outside the operators."""
+        return self.step_ms * self.outside_share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleReport:
+    """Where the time of a step goes."""
+
+    dtype: str
+    quantization: str | None
+    rows: Sequence[CycleRow]
+    environment: Environment
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of the `--json` line."""
+        return asdict(self)
+
+
+def measure(
+    target: Target,
+    *,
+    drafter: Drafter | None,
+    quantization: str | None,
+    config: CycleBenchConfig,
+    on_row: Callable[[CycleRow], None] | None = None,
+) -> CycleReport:
+    """Time every number of requests with `drafter`, if there is one, and without."""
+    rows = []
+    for num_requests in config.num_requests:
+        for each in (drafter, None) if drafter is not None else (None,):
+            rows.append(_measure_row(target, each, num_requests, config))
+            if on_row is not None:
+                on_row(rows[-1])
+    return CycleReport(
+        dtype=dtype_name(target.dtype),
+        quantization=quantization,
+        rows=rows,
+        environment=Environment.here(),
+    )
+
+
+class _OperatorClock(TorchDispatchMode):
+    """Seconds inside each operator, as long as it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: dict[str, float] = {}
+        self.num_calls = 0
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        started = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        passed = time.perf_counter() - started
+        name = str(func.overloadpacket)
+        self.seconds[name] = self.seconds.get(name, 0.0) + passed
+        self.num_calls += 1
+        return result
+
+
+def _measure_row(
+    target: Target, drafter: Drafter | None, num_requests: int, config: CycleBenchConfig
+) -> CycleRow:
+    cycle = _filled_cycle(target, drafter, num_requests, config)
+    num_tokens, started = 0, time.perf_counter()
+    for _ in range(config.steps):
+        num_tokens += sum(len(item.token_ids) for item in cycle.step().rounds)
+    step_s = (time.perf_counter() - started) / config.steps
+    again = _filled_cycle(target, drafter, num_requests, config)
+    with _OperatorClock() as clock:
+        for _ in range(config.steps):
+            again.step()
+    ranked = sorted(clock.seconds.items(), key=lambda item: -item[1])
+    operators_ms = {name: 1e3 * seconds / config.steps for name, seconds in ranked}
+    return CycleRow(
+        num_requests=num_requests,
+        is_drafting=drafter is not None,
+        tokens_per_step=num_tokens / config.steps,
+        step_ms=1e3 * step_s,
+        operators_ms=operators_ms,
+        num_calls=clock.num_calls / config.steps,
+        outside_share=1.0 - sum(operators_ms.values()) / (1e3 * step_s),
+    )
+
+
+def _filled_cycle(
+    target: Target, drafter: Drafter | None, num_requests: int, config: CycleBenchConfig
+) -> Cycle:
+    """A cycle whose requests have all read their prompts and decoded for a few steps."""
+    block_size = 0 if drafter is None else drafter.config.block_size
+    max_tokens = (block_size + 1) * (config.steps + config.warmup) + 2
+    length = config.prompt_tokens + max_tokens + block_size
+    if length > target.spec.max_positions:
+        raise InputError(
+            f"{config.steps} steps need {length} positions, but {target.spec.name} takes "
+            f"{target.spec.max_positions}; time fewer steps."
+        )
+    page_size = CycleConfig().page_size
+    cycle = Cycle(
+        target,
+        drafter=drafter,
+        config=CycleConfig(
+            max_requests=num_requests,
+            num_positions=num_requests * -(-length // page_size) * page_size,
+            max_step_tokens=num_requests * max(config.prompt_tokens, block_size + 1),
+        ),
+    )
+    fields = {name: getattr(config.params, name) for name in config.params.__slots__}
+    params = SamplingParams(**{**fields, "max_tokens": max_tokens})
+    for index in range(num_requests):
+        first = 7 * index + 3
+        prompt = [(first + 11 * i) % target.spec.vocab_size for i in range(config.prompt_tokens)]
+        cycle.submit(Request(id=str(index), prompt_ids=prompt, params=params))
+    for _ in range(1 + config.warmup):
+        cycle.step()
+    return cycle

@@ -1,0 +1,315 @@
+// Operators over rows of scores, and the verdict on a round: which drafted tokens are committed.
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <cmath>
+#include <optional>
+#include <tuple>
+
+#include "rounds.h"
+
+namespace dspark {
+namespace {
+
+// Rows of a matrix whose last dimension is contiguous.
+struct Matrix {
+  Tensor kept;
+  Type type;
+  const char* data;
+  int64_t num_rows, width, row_bytes;
+
+  explicit Matrix(const Tensor& x)
+      : kept(x.dim() == 2 && x.stride(1) == 1 ? x : x.contiguous()),
+        type(type_of(x)),
+        data(bytes(kept)),
+        num_rows(x.size(0)),
+        width(x.size(1)),
+        row_bytes(kept.stride(0) * kept.element_size()) {
+    TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, "expected rows of scores, got ", x.sizes());
+  }
+  const char* row(int64_t n) const { return data + n * row_bytes; }
+};
+
+template <class F>
+void each(int64_t count, const F& f) {
+  at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) f(n);
+  });
+}
+
+const int64_t* whole_numbers(const Tensor& x, int64_t size, const char* name) {
+  TORCH_CHECK(x.scalar_type() == at::kLong && x.is_contiguous() && x.numel() == size, name,
+              " must be ", size, " contiguous int64 values, got ", x.sizes());
+  return x.const_data_ptr<int64_t>();
+}
+
+std::tuple<Tensor, Tensor> best(const Tensor& scores) {
+  const Matrix x(scores);
+  Tensor values = at::empty({x.num_rows}, scores.options().dtype(at::kFloat));
+  Tensor columns = at::empty({x.num_rows}, scores.options().dtype(at::kLong));
+  float* to_value = values.mutable_data_ptr<float>();
+  int64_t* to_column = columns.mutable_data_ptr<int64_t>();
+  const Kernels& k = kernels();
+  each(x.num_rows, [&](int64_t n) {
+    const Best found = k.best(x.type, x.row(n), x.width);
+    to_value[n] = found.has_nan ? NAN : found.value;
+    to_column[n] = found.column;
+  });
+  return {values, columns};
+}
+
+Tensor gumbel_argmax(const Tensor& scores, const Tensor& seeds, const Tensor& positions,
+                     const std::optional<Tensor>& token_ids) {
+  const Matrix x(scores);
+  const int64_t* seed = whole_numbers(seeds, x.num_rows, "seeds_N");
+  const int64_t* position = whole_numbers(positions, x.num_rows, "positions_N");
+  const int64_t* tokens =
+      token_ids.has_value() ? whole_numbers(*token_ids, x.width, "token_ids_V") : nullptr;
+  Tensor out = at::empty({x.num_rows}, scores.options().dtype(at::kLong));
+  int64_t* to = out.mutable_data_ptr<int64_t>();
+  const Kernels& k = kernels();
+  each(x.num_rows, [&](int64_t n) {
+    const int64_t column =
+        k.shared_draw({x.type, x.row(n), 0.0f, 1.0f}, 0, x.width,
+                      noise_key(seed[n], position[n], Stream::kToken), tokens)
+            .column;
+    to[n] = tokens == nullptr ? column : tokens[column];
+  });
+  return out;
+}
+
+Tensor softmax(const Tensor& scores) {
+  const Matrix x(scores);
+  Tensor out = at::empty({x.num_rows, x.width}, scores.options().dtype(at::kFloat));
+  float* to = out.mutable_data_ptr<float>();
+  const Kernels& k = kernels();
+  each(x.num_rows, [&](int64_t n) {
+    const float shift = k.best(x.type, x.row(n), x.width).value;
+    float* probs = to + n * x.width;
+    const float total = exponentials(k, {x.type, x.row(n), shift, 1.0f}, x.width, probs);
+    k.divide(probs, x.width, total);
+  });
+  return out;
+}
+
+Tensor draw_categorical(const Tensor& weights, const Tensor& uniforms) {
+  const Matrix x(weights);
+  TORCH_CHECK(x.type == Type::kFloat32 && uniforms.scalar_type() == at::kDouble &&
+                  uniforms.is_contiguous() && uniforms.numel() == x.num_rows,
+              "expected float32 weights and a float64 uniform for each row");
+  const double* u = uniforms.const_data_ptr<double>();
+  Tensor out = at::empty({x.num_rows}, weights.options().dtype(at::kLong));
+  int64_t* to = out.mutable_data_ptr<int64_t>();
+  const Kernels& k = kernels();
+  each(x.num_rows, [&](int64_t n) {
+    const float* row = reinterpret_cast<const float*>(x.row(n));
+    std::vector<double> sums(static_cast<size_t>(num_blocks(x.width)));
+    block_sums(k, row, x.width, sums.data());
+    to[n] = draw_column(row, x.width, sums.data(), u[n]);
+  });
+  return out;
+}
+
+// Rounding alone leaves this much of max(p - q, 0) where p equals q: dspark.algorithms.acceptance.
+constexpr double kNegligibleMass = 4e-7;
+
+// What the rows of a round are judged by.
+struct Verification {
+  const Matrix& logits;
+  const Rounds& rounds;
+  const int64_t* starts;   // first row of each request
+  const int64_t* lengths;  // drafted tokens that are verified
+  const int64_t* tokens;   // [R][num_slots]
+  int64_t num_slots;
+  const float* draft_probs;  // [R][num_probs][num_columns]; null without maximal coupling
+  int64_t num_probs, num_columns;
+  const int64_t* column_of;  // of each target token, num_columns if it has none; null: its id
+
+  Scores scores(int64_t n, int64_t r, float shift) const {
+    return {logits.type, logits.row(n), shift, rounds.temperature(r)};
+  }
+  // Column of a drafted token in `draft_probs`, if it has one.
+  std::optional<int64_t> column(int64_t token) const {
+    if (token < 0 || token >= logits.width) return std::nullopt;
+    const int64_t column = column_of == nullptr ? token : column_of[token];
+    if (column >= num_columns) return std::nullopt;
+    return column;
+  }
+  const float* q(int64_t r, int64_t slot) const {
+    return draft_probs + (r * num_probs + slot) * num_columns;
+  }
+};
+
+// The target's own token of a greedy or shared-noise row; -1: its scores are not finite.
+int64_t target_token(const Kernels& k, const Verification& v, int64_t n, int64_t r, int64_t slot) {
+  const Best found = k.best(v.logits.type, v.logits.row(n), v.logits.width);
+  if (found.has_nan || !std::isfinite(found.value)) return -1;
+  if (v.rounds.kind(r) == DrawKind::kGreedy) return found.column;
+  return k.shared_draw(v.scores(n, r, found.value), 0, v.logits.width,
+                       v.rounds.shared_key(r, slot), nullptr)
+      .column;
+}
+
+struct Outcome {
+  int64_t num_accepted;
+  int64_t next_token;  // -1: a row's scores are not finite
+};
+
+template <class TargetToken>
+Outcome match(const Verification& v, int64_t r, const TargetToken& target) {
+  for (int64_t j = 0;; ++j) {
+    const int64_t token = target(v.starts[r] + j, j);
+    if (token < 0 || j == v.lengths[r] || v.tokens[r * v.num_slots + j] != token)
+      return {j, token};
+  }
+}
+
+// weights = max(weights - q, 0), if more than a rounding is left of them.
+void take_residual(const Kernels& k, const Verification& v, const float* q, float* weights,
+                   std::vector<float>& rest, std::vector<double>& sums) {
+  const int64_t width = v.logits.width;
+  std::copy(weights, weights + width, rest.begin());
+  if (v.column_of == nullptr)
+    for (int64_t i = 0; i < v.num_columns; ++i) rest[static_cast<size_t>(i)] -= q[i];
+  else
+    for (int64_t i = 0; i < width; ++i)
+      if (v.column_of[i] < v.num_columns) rest[static_cast<size_t>(i)] -= q[v.column_of[i]];
+  k.clamp_at_zero(rest.data(), width);
+  block_sums(k, rest.data(), width, sums.data());
+  if (sum_in_order(sums.data(), num_blocks(width)) > kNegligibleMass)
+    std::copy(rest.begin(), rest.end(), weights);
+  else
+    block_sums(k, weights, width, sums.data());
+}
+
+// Maximal coupling: accept with min(1, p / q), else draw from max(p - q, 0).
+Outcome judge_maximal(const Kernels& k, const Verification& v, int64_t r,
+                      std::vector<float>& probs, std::vector<float>& rest) {
+  const int64_t width = v.logits.width;
+  const int64_t size = width;
+  probs.resize(static_cast<size_t>(size));
+  for (int64_t j = 0;; ++j) {
+    const int64_t n = v.starts[r] + j;
+    const Best found = k.best(v.logits.type, v.logits.row(n), width);
+    if (found.has_nan || !std::isfinite(found.value)) return {j, -1};
+    const float total = exponentials(k, v.scores(n, r, found.value), width, probs.data());
+    const float* q_row = nullptr;
+    if (j < v.lengths[r]) {
+      const int64_t token = v.tokens[r * v.num_slots + j];
+      const std::optional<int64_t> column = v.column(token);
+      const float q = column.has_value() ? v.q(r, j)[*column] : 0.0f;
+      float p = column.has_value() ? probs[static_cast<size_t>(token)] : 0.0f;
+      k.divide(&p, 1, total);
+      const double ratio = q > 0.0f ? static_cast<double>(p) / static_cast<double>(q) : 0.0;
+      if (v.rounds.uniform(r, j, Stream::kAccept) < std::min(ratio, 1.0)) continue;
+      if (q > 0.0f) q_row = v.q(r, j);
+    }
+    k.divide(probs.data(), width, total);
+    std::vector<double> sums(static_cast<size_t>(num_blocks(width)));
+    if (q_row != nullptr) {
+      rest.resize(static_cast<size_t>(size));
+      take_residual(k, v, q_row, probs.data(), rest, sums);
+    } else {
+      block_sums(k, probs.data(), width, sums.data());
+    }
+    return {j, draw_column(probs.data(), width, sums.data(),
+                           v.rounds.uniform(r, 0, Stream::kTarget))};
+  }
+}
+
+// Accepted tokens and the next one of each request, [2, R]; a next token of -1 says that a row's
+// scores are not finite.
+Tensor decide(const Tensor& logits, const Tensor& counters, const Tensor& temperatures,
+              const Tensor& starts, const Tensor& lengths, const Tensor& tokens,
+              const std::optional<Tensor>& draft_probs, const std::optional<Tensor>& column_of) {
+  const Matrix x(logits);
+  const Rounds rounds = rounds_of(counters, temperatures);
+  TORCH_CHECK(tokens.dim() == 2 && tokens.size(0) == rounds.size);
+  Verification v = {x,
+                    rounds,
+                    whole_numbers(starts, rounds.size, "starts"),
+                    whole_numbers(lengths, rounds.size, "lengths"),
+                    whole_numbers(tokens, tokens.numel(), "tokens"),
+                    tokens.size(1),
+                    nullptr,
+                    0,
+                    0,
+                    nullptr};
+  if (draft_probs.has_value()) {
+    TORCH_CHECK(draft_probs->dim() == 3 && draft_probs->size(0) == rounds.size &&
+                    draft_probs->is_contiguous() && draft_probs->scalar_type() == at::kFloat,
+                "draft_probs must be contiguous float32 [R, K, S], got ", draft_probs->sizes());
+    v.draft_probs = draft_probs->const_data_ptr<float>();
+    v.num_probs = draft_probs->size(1);
+    v.num_columns = draft_probs->size(2);
+  }
+  if (column_of.has_value()) v.column_of = whole_numbers(*column_of, x.width, "column_of");
+  TORCH_CHECK(v.column_of != nullptr || v.num_columns <= x.width);
+  for (int64_t r = 0; r < rounds.size; ++r) {
+    TORCH_CHECK(v.lengths[r] >= 0 && v.lengths[r] <= v.num_slots && v.starts[r] >= 0 &&
+                    v.starts[r] + v.lengths[r] < x.num_rows,
+                "request ", r, " has no rows for ", v.lengths[r], " drafted tokens");
+    TORCH_CHECK(rounds.kind(r) != DrawKind::kMaximal || v.lengths[r] <= v.num_probs,
+                "request ", r, " needs the drafter's distributions");
+  }
+
+  Tensor out = at::empty({2, rounds.size}, logits.options().dtype(at::kLong));
+  int64_t* accepted = out.mutable_data_ptr<int64_t>();
+  int64_t* next = accepted + rounds.size;
+  const Kernels& k = kernels();
+  const int64_t num_workers = at::get_num_threads();
+  // Few requests: their rows are looked at side by side, those behind a rejection in vain.
+  std::vector<int64_t> ahead(static_cast<size_t>(x.num_rows), -2);
+  if (rounds.size < 2 * num_workers) {
+    std::vector<std::pair<int64_t, int64_t>> rows;
+    for (int64_t r = 0; r < rounds.size; ++r)
+      for (int64_t j = 0; j <= v.lengths[r] && rounds.kind(r) != DrawKind::kMaximal; ++j)
+        rows.emplace_back(r, j);
+    each(static_cast<int64_t>(rows.size()), [&](int64_t i) {
+      const auto [r, j] = rows[static_cast<size_t>(i)];
+      const int64_t n = v.starts[r] + j;
+      ahead[static_cast<size_t>(n)] = target_token(k, v, n, r, j);
+    });
+  }
+  std::atomic<int64_t> next_request{0};
+  each(std::min(num_workers, rounds.size), [&](int64_t) {
+    std::vector<float> probs, rest;
+    for (int64_t r = next_request++; r < rounds.size; r = next_request++) {
+      const Outcome outcome =
+          rounds.kind(r) == DrawKind::kMaximal
+              ? judge_maximal(k, v, r, probs, rest)
+              : match(v, r, [&](int64_t n, int64_t j) {
+                  const int64_t known = ahead[static_cast<size_t>(n)];
+                  return known != -2 ? known : target_token(k, v, n, r, j);
+                });
+      accepted[r] = outcome.num_accepted;
+      next[r] = outcome.next_token;
+    }
+  });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(dspark, m) {
+  m.def("best(Tensor scores) -> (Tensor, Tensor)");
+  m.def(
+      "gumbel_argmax(Tensor scores, Tensor seeds, Tensor positions, Tensor? token_ids) -> Tensor");
+  m.def("softmax(Tensor scores) -> Tensor");
+  m.def("draw_categorical(Tensor weights, Tensor uniforms) -> Tensor");
+  m.def(
+      "decide(Tensor logits, Tensor counters, Tensor temperatures, Tensor starts, Tensor lengths, "
+      "Tensor tokens, Tensor? draft_probs, Tensor? column_of) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(dspark, CPU, m) {
+  m.impl("best", best);
+  m.impl("gumbel_argmax", gumbel_argmax);
+  m.impl("softmax", softmax);
+  m.impl("draw_categorical", draw_categorical);
+  m.impl("decide", decide);
+}
+
+}  // namespace dspark

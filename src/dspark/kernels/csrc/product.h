@@ -1,0 +1,111 @@
+// A packed linear layer as the kernels take it, for operators that run several in one region.
+#pragma once
+
+#include <string.h>
+
+#include <optional>
+#include <vector>
+
+#include "host.h"
+
+namespace dspark {
+
+// Parts of a PackedLinear: packed weight, bias, scales, sums; the last two only with int8.
+struct Product {
+  Weights weights;
+  const char* packed;
+  const float* bias;
+  const float* scales;
+  const int32_t* sums;
+  int64_t num_units;
+  int64_t num_outputs;
+
+  int64_t num_panels() const { return ceil_div(num_outputs, kGroup * kPanelGroups); }
+  int64_t row_bytes() const { return num_units * 4; }
+};
+
+inline Product product_of(const c10::List<std::optional<Tensor>>& parts, int64_t index,
+                          int64_t num_inputs, int64_t num_outputs, at::ScalarType input_type) {
+  const auto part = [&](int64_t i) -> std::optional<Tensor> {
+    return parts.get(static_cast<size_t>(4 * index + i));
+  };
+  const Tensor packed = *part(0);
+  const bool is_int8 = packed.scalar_type() == at::kChar;
+  const int64_t per_unit = 4 / packed.element_size();
+  TORCH_CHECK(packed.is_contiguous() && packed.dim() == 2 &&
+                  (is_int8 || packed.scalar_type() == input_type) &&
+                  packed.size(0) == ceil_div(num_outputs, kGroup) * kGroup &&
+                  packed.size(1) == ceil_div(num_inputs, per_unit) * per_unit,
+              num_inputs, " inputs and ", num_outputs, " outputs of type ", input_type,
+              " do not fit the packed weight ", packed.sizes(), " of type ",
+              packed.scalar_type());
+  const auto floats = [&](int64_t i) -> const float* {
+    const std::optional<Tensor> x = part(i);
+    if (!x.has_value()) return nullptr;
+    TORCH_CHECK(x->scalar_type() == at::kFloat && x->is_contiguous() &&
+                x->numel() == num_outputs);
+    return x->const_data_ptr<float>();
+  };
+  Product product = {is_int8                                  ? Weights::kInt8
+                     : packed.scalar_type() == at::kBFloat16 ? Weights::kBFloat16
+                                                             : Weights::kFloat32,
+                     bytes(packed),
+                     floats(1),
+                     floats(2),
+                     nullptr,
+                     packed.size(1) / per_unit,
+                     num_outputs};
+  if (is_int8) {
+    const std::optional<Tensor> sums = part(3);
+    TORCH_CHECK(product.scales != nullptr && sums.has_value() &&
+                sums->scalar_type() == at::kInt && sums->is_contiguous() &&
+                sums->numel() == num_outputs);
+    product.sums = sums->const_data_ptr<int32_t>();
+  }
+  return product;
+}
+
+// Rows as a product reads them: padded to whole units, quantized for int8 weights.
+struct Operand {
+  int64_t row_bytes;
+  std::vector<char> data;
+  std::vector<float> scales;
+
+  Operand(const Product& product, int64_t num_rows)
+      : row_bytes(product.row_bytes()),
+        data(static_cast<size_t>(num_rows * product.row_bytes())),
+        scales(product.weights == Weights::kInt8 ? static_cast<size_t>(num_rows) : 0) {}
+
+  // Row n from `width` values at x.
+  void set(const Kernels& k, Type type, int64_t n, const char* x, int64_t width) {
+    char* const row = data.data() + n * row_bytes;
+    if (!scales.empty())
+      return k.quantize_row(type, x, width, reinterpret_cast<uint8_t*>(row), row_bytes,
+                            scales.data() + n);
+    memcpy(row, x, static_cast<size_t>(width * (type == Type::kBFloat16 ? 2 : 4)));  // else zeros
+  }
+};
+
+// Outputs of some panels for the first `num_rows` rows of x, in the type of the rows.
+inline void run_panels(const Kernels& k, const Product& product, const Operand& x,
+                       int64_t num_rows, Type type, char* out, int64_t panel_begin,
+                       int64_t panel_end) {
+  Linear task = {};
+  task.weights = product.weights;
+  task.out_type = type;
+  task.packed = product.packed;
+  task.num_units = product.num_units;
+  task.num_outputs = product.num_outputs;
+  task.x = x.data.data();
+  task.x_stride = x.row_bytes;
+  task.num_tokens = num_rows;
+  task.bias = product.bias;
+  task.token_scales = x.scales.data();
+  task.output_scales = product.scales;
+  task.output_sums = product.sums;
+  task.out = out;
+  task.out_stride = product.num_outputs;
+  if (panel_begin < panel_end && num_rows > 0) k.linear(task, panel_begin, panel_end);
+}
+
+}  // namespace dspark

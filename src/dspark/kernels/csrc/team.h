@@ -1,0 +1,50 @@
+// Threads of one parallel region that wait for each other by spinning: between two phases of a
+// small operator a new region would cost more than the phase.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <immintrin.h>
+#include <omp.h>
+#include <stdint.h>
+
+#include <atomic>
+#include <thread>
+
+namespace dspark {
+
+class Team {
+ public:
+  // Called by each of `size` workers; returns when all have called. What one wrote before, all
+  // read afterwards.
+  void wait(int64_t size) {
+    const int64_t phase = phase_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
+      arrived_.store(0, std::memory_order_relaxed);
+      phase_.store(phase + 1, std::memory_order_release);
+      return;
+    }
+    constexpr int64_t kSpins = 1 << 14;  // then another program probably has the processor
+    for (int64_t i = 0; phase_.load(std::memory_order_acquire) == phase; ++i)
+      if (i < kSpins) _mm_pause();
+      else std::this_thread::yield();
+  }
+
+ private:
+  alignas(64) std::atomic<int64_t> arrived_{0};
+  alignas(64) std::atomic<int64_t> phase_{0};
+};
+
+// work(worker, num_workers, team) on each thread of PyTorch's; it must not throw.
+template <class F>
+void run_team(const F& work) {
+  Team team;
+  if (at::in_parallel_region() || at::get_num_threads() == 1) {
+    work(int64_t{0}, int64_t{1}, team);
+    return;
+  }
+#pragma omp parallel num_threads(at::get_num_threads())
+  work(static_cast<int64_t>(omp_get_thread_num()), static_cast<int64_t>(omp_get_num_threads()),
+       team);
+}
+
+}  // namespace dspark

@@ -1,0 +1,53 @@
+"""The verdict on a round as one operator over the target's logits.
+
+It is what `sampling.process_logits` and `acceptance.accept` do for requests whose logits nothing
+but a temperature touches; those two are its reference. It knows no engine.
+"""
+
+import torch
+from torch import Tensor
+
+from dspark.algorithms.draft_vocabulary import DraftVocabulary
+from dspark.kernels import extension
+from dspark.kernels.rounds import RoundTable
+
+
+def has_fast_path(logits_NV: Tensor) -> bool:
+    """Whether `decide` can judge these logits."""
+    return (
+        extension.IS_LOADED
+        and logits_NV.device.type == "cpu"
+        and logits_NV.dtype in (torch.float32, torch.bfloat16)
+    )
+
+
+def decide(
+    logits_NV: Tensor,
+    *,
+    rounds: RoundTable,
+    starts_R: Tensor,
+    lengths_R: Tensor,
+    draft_tokens_RK: Tensor,
+    draft_probs_RKS: Tensor | None = None,
+    vocabulary: DraftVocabulary | None = None,
+) -> tuple[list[int], list[int]] | None:
+    """Drafted tokens that each request accepts, and the token after them.
+
+    Request r has rows `starts_R[r] .. + lengths_R[r]` of the logits (both int64);
+    `draft_tokens_RK` are target ids, invalid ones are refused. `draft_probs_RKS`: what they were
+    drawn from, needed where drafts of a request with maximal coupling are verified. `None` if a
+    row that had to be looked at has no finite largest logit: the reference says what is wrong.
+    """
+    num_accepted, next_tokens = torch.ops.dspark.decide(
+        logits_NV,
+        rounds.counters_CR,
+        rounds.temperatures_R,
+        starts_R,
+        lengths_R,
+        draft_tokens_RK.contiguous(),
+        draft_probs_RKS,
+        None if vocabulary is None else vocabulary.column_V,
+    ).tolist()
+    if min(next_tokens, default=0) < 0:
+        return None
+    return num_accepted, next_tokens
