@@ -184,8 +184,9 @@ def _in_blocks(weights_RV: Tensor) -> Tensor:
 
 def _block_sums(blocks_RBW: Tensor) -> Tensor:
     """Sum of each block: `_LANES` sums over every such column, then these from first to last."""
-    lanes = blocks_RBW.unflatten(-1, (-1, _LANES)).cumsum(-2)[..., -1, :]
-    return lanes.cumsum(-1)[..., -1]
+    num_rows, num_blocks, _ = blocks_RBW.shape
+    lanes_RBL = blocks_RBW.view(num_rows, num_blocks, -1, _LANES).cumsum(-2)[:, :, -1]
+    return lanes_RBL.cumsum(-1)[:, :, -1]
 
 
 def draw_shared(

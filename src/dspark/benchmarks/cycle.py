@@ -7,7 +7,7 @@ is bookkeeping. It decides nothing about how steps are made.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,7 +32,9 @@ class CycleBenchConfig:
     """Timed steps."""
     warmup: int = 4
     """Steps after the prompts and before the clock runs."""
-    params: SamplingParams = SamplingParams(temperature=0.0, ignore_eos=True)
+    params: SamplingParams = field(
+        default_factory=lambda: SamplingParams(temperature=0.0, ignore_eos=True)
+    )
     """Of every request; `max_tokens` is set to what the steps may need."""
 
     def __post_init__(self) -> None:
@@ -101,11 +103,11 @@ def measure(
     )
 
 
-class _OperatorClock(TorchDispatchMode):
+class _OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Seconds inside each operator, as long as it is entered."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seconds: dict[str, float] = {}
         self.num_calls = 0
 
