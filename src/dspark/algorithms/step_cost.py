@@ -1,0 +1,179 @@
+"""StepCost: seconds of one step by its size, as a table of what was measured on this machine.
+It knows requests, tokens and context positions; it takes no time itself and reads no file.
+
+    T(R, B, C) = draft(D, C) + verify(R, B, C)
+
+    draft     the drafter's part for D requests, absent from a step that drafts nothing
+    verify    everything else of a step: one pass over B target tokens (anchors, drafts and prompt
+              chunks) of R requests, acceptance, commit; a curve over B for each measured R
+    context   C positions that the requests hold together. Curves belong to `context` positions a
+              request; what differs costs `held` for each position (its keys and values are read
+              once a request) and `attended` for each (token, position) pair
+Letters: B budgets 0, 1, .. of drafted tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from dspark.algorithms.cost_curve import CostCurve
+from dspark.algorithms.fingerprint import Fingerprint
+from dspark.algorithms.prefix_scheduler import Prices
+from dspark.algorithms.ranking import Floats, Ints
+from dspark.errors import ModelError
+
+# A correction for a short context never takes more than this share of a measured time away.
+_MOST_SAVED = 0.75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRow:
+    """Seconds by target tokens for one number of requests."""
+
+    num_requests: int
+    curve: CostCurve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextCost:
+    """Seconds that positions add beyond those of the profile; see the top."""
+
+    held: float = 0.0
+    attended: float = 0.0
+    draft_held: float = 0.0
+    """`held`, for the drafter's own part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """The table. Frozen: live measurements make a new one (`live_cost.merged`)."""
+
+    fingerprint: Fingerprint
+    block_size: int
+    context: int
+    """Positions of each request while the curves were measured."""
+    draft: CostCurve
+    """By the number of requests that draft."""
+    verify: tuple[VerifyRow, ...]
+    """By rising number of requests; in between, the rows on both sides are mixed."""
+    context_cost: ContextCost = ContextCost()
+
+    def __post_init__(self) -> None:
+        numbers = [row.num_requests for row in self.verify]
+        if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 1:
+            raise ModelError(f"The rows of a step cost must have rising requests, not {numbers}.")
+
+    def draft_seconds(self, drafting_N: Ints, context_N: Ints) -> Floats:
+        """The drafter's part for so many requests that hold `context_N` positions: [N]."""
+        measured_N: Floats = np.where(drafting_N > 0, self.draft.at(drafting_N), 0.0)
+        extra_N: Floats = self.context_cost.draft_held * (context_N - drafting_N * self.context)
+        return _corrected(measured_N, extra_N)
+
+    def verify_seconds(self, num_requests: int, tokens_N: Ints, context_N: Ints) -> Floats:
+        """The rest of a step of these requests, by target tokens and positions held: [N]."""
+        measured_N = self._measured(num_requests, tokens_N)
+        more_N = context_N / max(num_requests, 1) - self.context
+        extra_N: Floats = more_N * (
+            self.context_cost.held * num_requests + self.context_cost.attended * tokens_N
+        )
+        return _corrected(measured_N, extra_N)
+
+    def _measured(self, num_requests: int, tokens_N: Ints) -> Floats:
+        """The rows on both sides mixed, or the last two carried on beyond the last."""
+        numbers = [row.num_requests for row in self.verify]
+        above = int(np.searchsorted(numbers, num_requests))
+        if above < len(numbers) and (above == 0 or numbers[above] == num_requests):
+            return self.verify[above].curve.at(tokens_N)
+        if len(numbers) == 1:
+            return self.verify[0].curve.at(tokens_N)
+        high = min(above, len(numbers) - 1)
+        low_N, high_N = (self.verify[i].curve.at(tokens_N) for i in (high - 1, high))
+        share = (num_requests - numbers[high - 1]) / (numbers[high] - numbers[high - 1])
+        if share > 1.0:  # more requests than were measured never make the step quicker
+            return high_N + (share - 1.0) * np.maximum(high_N - low_N, 0.0)
+        mixed_N: Floats = (1.0 - share) * low_N + share * high_N
+        return mixed_N
+
+    def prices(
+        self,
+        *,
+        num_requests: int,
+        num_drafting: int,
+        num_prompt_tokens: int,
+        num_certain: int,
+        context: int,
+        most: int,
+        is_drafted: bool,
+    ) -> Prices:
+        """What every budget up to `most` costs in this step.
+
+        `num_requests` decode, `num_drafting` of them with the drafter; `num_certain` tokens come
+        without any draft; all that take part hold `context` positions. `is_drafted`: the block
+        exists, so that not drafting is no choice any more.
+        """
+        first = num_requests + num_prompt_tokens
+        tokens_B = first + np.arange(most + 1)
+        seconds_B = self.verify_seconds(num_requests, tokens_B, np.array([context]))
+        drafting = np.array([num_drafting])
+        draft_1 = self.draft_seconds(drafting, context * drafting // max(num_requests, 1))
+        return Prices(
+            seconds_B=seconds_B + draft_1,
+            num_certain=num_certain,
+            plain_seconds=None if is_drafted else float(seconds_B[0]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `from_json` reads them back."""
+        return {
+            "version": 1,
+            "fingerprint": self.fingerprint.to_json(),
+            "block_size": self.block_size,
+            "context": self.context,
+            "draft": self.draft.to_json(),
+            "verify": [
+                {"num_requests": row.num_requests, "curve": row.curve.to_json()}
+                for row in self.verify
+            ],
+            "context_cost": {
+                "held": self.context_cost.held,
+                "attended": self.context_cost.attended,
+                "draft_held": self.context_cost.draft_held,
+            },
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Raises `ModelError` for what `to_json` cannot have written."""
+        try:
+            if data["version"] != 1:
+                raise ModelError(
+                    f"These step costs have version {data['version']!r}; run `dspark profile` "
+                    "again."
+                )
+            return cls(
+                fingerprint=Fingerprint.from_json(data["fingerprint"]),
+                block_size=int(data["block_size"]),
+                context=int(data["context"]),
+                draft=CostCurve.from_json(data["draft"]),
+                verify=tuple(
+                    VerifyRow(
+                        num_requests=int(row["num_requests"]),
+                        curve=CostCurve.from_json(row["curve"]),
+                    )
+                    for row in data["verify"]
+                ),
+                context_cost=ContextCost(
+                    **{name: float(value) for name, value in data["context_cost"].items()}
+                ),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ModelError(
+                f"The step costs cannot be read ({error}); run `dspark profile` again."
+            ) from error
+
+
+def _corrected(measured_N: Floats, extra_N: Floats) -> Floats:
+    seconds_N: Floats = np.maximum(measured_N + extra_N, (1.0 - _MOST_SAVED) * measured_N)
+    return seconds_N

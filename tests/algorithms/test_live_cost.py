@@ -1,0 +1,94 @@
+"""Live measurements correct the table: robustly, locally, and forgetting what is old."""
+
+import numpy as np
+import pytest
+
+from dspark.algorithms.live_cost import Part, StepSample, merged
+from dspark.algorithms.step_cost import StepCost
+from tests.algorithms.toy_costs import draft_seconds_of, linear_cost, seconds_of
+
+
+def verify_sample(cost: StepCost, requests: int, tokens: int, factor: float) -> StepSample:
+    return StepSample(
+        part=Part.VERIFY,
+        num_requests=requests,
+        num_tokens=tokens,
+        context=requests * cost.context,
+        seconds=factor * seconds_of(cost, requests, tokens),
+    )
+
+
+def draft_sample(cost: StepCost, requests: int, factor: float) -> StepSample:
+    return StepSample(
+        part=Part.DRAFT,
+        num_requests=requests,
+        num_tokens=0,
+        context=requests * cost.context,
+        seconds=factor * draft_seconds_of(cost, requests),
+    )
+
+
+def test_without_samples_nothing_changes():
+    assert merged(linear_cost(), []) == linear_cost()
+
+
+def test_a_machine_that_turned_slow_is_followed_everywhere_within_the_window():
+    """Half of the window is enough to turn the median; entries nobody visited follow."""
+    cost = linear_cost()
+    old = [verify_sample(cost, 4, 8, 1.0) for _ in range(200)]
+    new = [verify_sample(cost, 4, 8, 3.0) for _ in range(32)]
+    found = merged(cost, [*old, *new])
+    for requests, tokens in ((4, 4), (1, 3), (64, 200)):
+        ratio = seconds_of(found, requests, tokens) / seconds_of(cost, requests, tokens)
+        assert ratio == pytest.approx(3.0, rel=0.01)
+    # the drafter was not measured, so that nothing is said about it
+    assert draft_seconds_of(found, 4) == draft_seconds_of(cost, 4)
+
+
+def test_a_part_of_the_table_that_is_ten_times_wrong_is_corrected_where_it_is_visited():
+    cost = linear_cost()
+    samples = [verify_sample(cost, 4, 4, 1.0) for _ in range(32)]
+    samples += [verify_sample(cost, 4, 24, 10.0) for _ in range(32)]
+    samples += [verify_sample(cost, 4, 4, 1.0) for _ in range(32)]
+    found = merged(cost, samples)
+    assert seconds_of(found, 4, 4) == pytest.approx(seconds_of(cost, 4, 4), rel=0.01)
+    assert seconds_of(found, 4, 24) > 7.0 * seconds_of(cost, 4, 24)
+
+
+def test_the_drafter_is_corrected_apart():
+    """UC-139: a drafter ten times as slow as profiled."""
+    cost = linear_cost()
+    found = merged(cost, [draft_sample(cost, 2, 10.0) for _ in range(40)])
+    assert draft_seconds_of(found, 2) == pytest.approx(10.0 * draft_seconds_of(cost, 2))
+    assert seconds_of(found, 2, 6) == seconds_of(cost, 2, 6)
+
+
+def test_outliers_are_dropped():
+    """UC-146: every tenth step takes fifty times as long (a prompt, another process)."""
+    cost = linear_cost()
+    rng = np.random.default_rng(0)
+    samples = [
+        verify_sample(cost, 4, 12, 50.0 if i % 10 == 0 else 1.2 + 0.02 * rng.standard_normal())
+        for i in range(64)
+    ]
+    found = merged(cost, samples)
+    assert seconds_of(found, 4, 12) / seconds_of(cost, 4, 12) == pytest.approx(1.2, rel=0.02)
+
+
+def test_old_samples_are_forgotten():
+    cost = linear_cost()
+    slow_then_back = [
+        *[verify_sample(cost, 16, 32, 4.0) for _ in range(100)],
+        *[verify_sample(cost, 16, 32, 1.0) for _ in range(32)],
+    ]
+    assert seconds_of(merged(cost, slow_then_back), 16, 32) == pytest.approx(
+        seconds_of(cost, 16, 32)
+    )
+
+
+def test_merging_twice_from_the_profile_is_the_same_as_once():
+    """The profile stays the base: corrections never pile up."""
+    cost = linear_cost()
+    samples = [verify_sample(cost, 4, 8, 2.0) for _ in range(10)]
+    assert merged(cost, samples) == merged(cost, samples)
+    assert seconds_of(merged(cost, samples), 4, 8) == pytest.approx(2 * seconds_of(cost, 4, 8))

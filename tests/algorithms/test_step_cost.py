@@ -1,0 +1,145 @@
+"""The table of step costs: lookups, context, prices, fingerprint, JSON."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dspark.algorithms.fingerprint import Fingerprint
+from dspark.algorithms.prefix_scheduler import Limits, choose_budget
+from dspark.algorithms.step_cost import ContextCost, StepCost, VerifyRow
+from dspark.errors import ModelError
+from tests.algorithms.toy_costs import BLOCK, curve, draft_seconds_of, linear_cost, seconds_of
+
+
+@given(st.integers(1, 200), st.integers(0, 5))
+def test_an_affine_cost_is_looked_up_exactly_between_and_beyond_the_rows(requests: int, width: int):
+    cost = linear_cost()
+    tokens = requests * (1 + width)
+    low = max(n for n in (1, 4, 16, 64) if n <= requests)
+    rows = (low, min([n for n in (4, 16, 64) if n >= requests], default=64))
+    if all(n <= tokens for n in rows):  # inside both rows
+        expected = 20e-3 + 1e-3 * requests + 1e-3 * tokens
+        assert seconds_of(cost, requests, tokens) == pytest.approx(expected)
+
+
+def test_a_staircase_in_every_row_stays_a_staircase_between_rows():
+    """Tiles of 16 tokens: with 3 requests, between the rows of 2 and 4, the jump is at 17."""
+    rows = tuple(
+        VerifyRow(
+            num_requests=n,
+            curve=curve((n, 16, 17, 32), lambda b, n=n: n + (1.0 if b < 17 else 2.0)),
+        )
+        for n in (2, 4)
+    )
+    cost = StepCost(
+        fingerprint=Fingerprint.of(),
+        block_size=7,
+        context=0,
+        draft=curve((1,), lambda n: 0.1),
+        verify=rows,
+    )
+    found = [seconds_of(cost, 3, n) for n in (4, 16, 17, 32)]
+    assert found == pytest.approx([4.0, 4.0, 5.0, 5.0])
+
+
+def test_the_drafter_costs_nothing_where_nobody_drafts():
+    """UC-142."""
+    assert draft_seconds_of(linear_cost(), 0) == 0.0
+    assert draft_seconds_of(linear_cost(), 3) == pytest.approx(3.9e-3)
+
+
+def test_prices_hold_every_part_of_the_step():
+    """UC-138: draft, verify, prompt chunks; and plain decoding without the drafter."""
+    cost = linear_cost()
+    prices = cost.prices(
+        num_requests=4,
+        num_drafting=3,
+        num_prompt_tokens=10,
+        num_certain=5,
+        context=400,
+        most=15,
+        is_drafted=False,
+    )
+    assert prices.plain_seconds == pytest.approx(20e-3 + 4e-3 + 14e-3)
+    expected = 20e-3 + 4e-3 + (14 + np.arange(16)) * 1e-3 + 3e-3 + 3 * 0.3e-3
+    np.testing.assert_allclose(prices.seconds_B, expected)
+    assert prices.num_certain == 5
+    drafted = cost.prices(
+        num_requests=4,
+        num_drafting=3,
+        num_prompt_tokens=10,
+        num_certain=5,
+        context=400,
+        most=15,
+        is_drafted=True,
+    )
+    assert drafted.plain_seconds is None
+
+
+def test_context_is_priced_and_a_longer_one_makes_the_budget_fall():
+    """UC-140: attention costs every (token, position) pair, so deep verification costs more."""
+    cost = linear_cost(
+        per_token=0.5e-3, context_cost=ContextCost(held=1e-6, attended=2e-6, draft_held=1e-6)
+    )
+    assert seconds_of(cost, 2, 6, context=200) == pytest.approx(20e-3 + 2e-3 + 3e-3)
+    more = 1900  # positions of each request beyond the 100 of the profile
+    expected = 25e-3 + 1e-6 * more * 2 + 2e-6 * more * 6
+    assert seconds_of(cost, 2, 6, context=4000) == pytest.approx(expected)
+    assert draft_seconds_of(cost, 2, context=4000) == pytest.approx(3.6e-3 + 1e-6 * 3800)
+    survival_RK = np.cumprod(np.full((2, BLOCK), 0.8, dtype=np.float32), axis=1)
+    budgets = [
+        choose_budget(
+            survival_RK,
+            cost.prices(
+                num_requests=2,
+                num_drafting=2,
+                num_prompt_tokens=0,
+                num_certain=2,
+                context=2 * length,
+                most=2 * BLOCK,
+                is_drafted=False,
+            ),
+            Limits(caps_R=np.full(2, BLOCK)),
+        ).budget
+        for length in (100, 4000, 16000, 64000)
+    ]
+    assert budgets == sorted(budgets, reverse=True)
+    assert budgets[0] > budgets[-1]
+
+
+def test_a_context_shorter_than_the_profiles_never_makes_a_step_free():
+    cost = linear_cost(context_cost=ContextCost(held=1.0))
+    assert seconds_of(cost, 1, 1, context=0) == pytest.approx(0.25 * 22e-3)
+
+
+def test_another_machine_is_refused_with_what_differs():
+    here = Fingerprint.of(target="toy", dtype="bf16", threads=2, torch="2.13")
+    cost = linear_cost()
+    with pytest.raises(ModelError, match=r"dtype fp32 / bf16, torch unknown / 2\.13\); run"):
+        cost.fingerprint.require_same(here)
+    cost.fingerprint.require_same(Fingerprint.of(threads=2, dtype="fp32", target="toy"))
+
+
+def test_json_round_trip():
+    cost = linear_cost(context_cost=ContextCost(held=1e-6, attended=2e-7))
+    text = json.dumps(cost.to_json())
+    assert StepCost.from_json(json.loads(text)) == cost
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"verify": []},
+        {"verify": [{"num_requests": 4}]},
+        {"verify": 3},
+        {"context_cost": {"unknown": 1.0}},
+        {"draft": None},
+    ],
+)
+def test_damaged_tables_are_refused(change):
+    with pytest.raises(ModelError):
+        StepCost.from_json(linear_cost().to_json() | change)
