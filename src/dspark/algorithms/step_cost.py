@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from dspark.algorithms.cost_curve import CostCurve
 from dspark.algorithms.fingerprint import Fingerprint
@@ -67,15 +68,15 @@ class StepCost:
 
     def draft_seconds(self, drafting_N: Ints, context_N: Ints) -> Floats:
         """The drafter's part for so many requests that hold `context_N` positions: [N]."""
-        measured_N: Floats = np.where(drafting_N > 0, self.draft.at(drafting_N), 0.0)
-        extra_N: Floats = self.context_cost.draft_held * (context_N - drafting_N * self.context)
+        measured_N = np.where(drafting_N > 0, self.draft.at(drafting_N), 0.0)
+        extra_N = self.context_cost.draft_held * (context_N - drafting_N * self.context)
         return _corrected(measured_N, extra_N)
 
     def verify_seconds(self, num_requests: int, tokens_N: Ints, context_N: Ints) -> Floats:
         """The rest of a step of these requests, by target tokens and positions held: [N]."""
         measured_N = self._measured(num_requests, tokens_N)
         more_N = context_N / max(num_requests, 1) - self.context
-        extra_N: Floats = more_N * (
+        extra_N = more_N * (
             self.context_cost.held * num_requests + self.context_cost.attended * tokens_N
         )
         return _corrected(measured_N, extra_N)
@@ -174,6 +175,6 @@ class StepCost:
             ) from error
 
 
-def _corrected(measured_N: Floats, extra_N: Floats) -> Floats:
+def _corrected(measured_N: Floats, extra_N: npt.NDArray[np.floating[Any]]) -> Floats:
     seconds_N: Floats = np.maximum(measured_N + extra_N, (1.0 - _MOST_SAVED) * measured_N)
     return seconds_N
