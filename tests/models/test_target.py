@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from dspark.core import AttentionLayout
 from dspark.errors import ModelError
+from dspark.kernels import extension
 from dspark.kernels.linear import replace_linears
 from dspark.models.attention import KVPages
 from dspark.models.target import Target, resolve_source
@@ -267,9 +268,42 @@ def test_fused_layers_equal_plain_transformers(family: str) -> None:
     found = piecewise.logits(piecewise.states([IDS], tap_layers=()).hidden_ND)
     assert relative_error(found, expected) < 1e-4
     target.pack()
+    assert (target._stack is not None) == (num_fused == 4 and extension.IS_LOADED)
     joined = target.logits(target.states([IDS], tap_layers=()).hidden_ND)
     assert torch.equal(joined, found) or not num_fused
     assert relative_error(joined, expected) < 1e-4
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_all_layers_in_one_call_have_the_bits_of_each_by_itself(
+    dtype: torch.dtype, quantization: str | None
+) -> None:
+    target = Target.wrap(random_model(config_of("qwen3")).to(dtype))
+    target.fuse()
+    target.pack(quantization=quantization)
+    taps = (2, -1, 0, 3)
+    together = target.states([IDS, IDS[:3]], tap_layers=taps)
+    stack, target._stack = target._stack, None
+    assert (stack is not None) == extension.IS_LOADED
+    one_by_one = target.states([IDS, IDS[:3]], tap_layers=taps)
+    assert torch.equal(together.hidden_ND, one_by_one.hidden_ND)
+    assert torch.equal(together.taps_NM, one_by_one.taps_NM)
+
+
+@torch.no_grad()
+def test_a_final_norm_that_computes_otherwise_keeps_the_layers_apart() -> None:
+    plain = random_model(config_of("llama"))
+    forward = plain.model.norm.forward
+    plain.model.norm.forward = lambda x: forward(x).flip(-1)
+    target = Target.wrap(plain)
+    expected = target.states([IDS], tap_layers=()).hidden_ND
+    assert target.fuse() == 4
+    target.pack()
+    assert target._stack is None
+    found = target.states([IDS], tap_layers=()).hidden_ND
+    assert relative_error(found, expected) < 1e-4
 
 
 @torch.no_grad()

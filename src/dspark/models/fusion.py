@@ -6,6 +6,7 @@ on the same input. All others stay as they are.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 
 from dspark.kernels.attention import attention
 from dspark.kernels.elementwise import rms_norm, rotary, silu_mul
-from dspark.kernels.linear import PackedLinear, side_by_side
+from dspark.kernels.linear import side_by_side
+from dspark.kernels.stack import Norm, StackLayer
 
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 """Largest difference from transformers' layer, relative to its largest output."""
@@ -29,8 +31,8 @@ class FusedLayer(nn.Module):
         self.o_proj = attn.o_proj
         self.gate_up = side_by_side(mlp.gate_proj, mlp.up_proj)
         self.down_proj = mlp.down_proj
-        self.norm_in, self.eps_in = _norm_of(layer.input_layernorm)
-        self.norm_mid, self.eps_mid = _norm_of(layer.post_attention_layernorm)
+        self.norm_in = _norm_of(layer.input_layernorm)
+        self.norm_mid = _norm_of(layer.post_attention_layernorm)
         self.head_norms = None
         if hasattr(attn, "q_norm"):
             self.head_norms = (_norm_of(attn.q_norm), _norm_of(attn.k_norm))
@@ -42,21 +44,41 @@ class FusedLayer(nn.Module):
         self._holder: list[Any] = [attn]  # pages live on the module that transformers would call
         self._parts: list[Any] | None = None
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether the layer runs as one operator."""
+        return self._parts is not None
+
     def join(self) -> None:
         """After packing: run as one operator where every product has a compiled form."""
-        products = [self.qkv, self.o_proj, self.gate_up, self.down_proj]
-        has_gate_up_groups = self.gate_up.out_features % 16 == 0  # nothing padded to take away
-        if has_gate_up_groups and all(
-            isinstance(product, PackedLinear) and product.is_compiled for product in products
-        ):
+        layer = self.stack_layer()
+        has_whole_groups = self.gate_up.out_features % 16 == 0  # nothing padded to take away
+        if layer.is_compiled and has_whole_groups:
+            products = [*layer.heads, layer.out, layer.gate_up, layer.down]
             parts = [(p.packed, p.bias, p.scales_O, p.sums_O) for p in products]
             self._parts = [part for product in parts for part in product]
+
+    def stack_layer(self) -> StackLayer:
+        """The layer's packed parts, as a stack of several layers takes them."""
+        return StackLayer(
+            norm_in=self.norm_in,
+            norm_mid=self.norm_mid,
+            head_norms=self.head_norms,
+            heads=[self.qkv],
+            out=self.o_proj,
+            gate_up=self.gate_up,
+            down=self.down_proj,
+            head_dim=self.head_dim,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            scale=self.scale,
+            window=self.window,
+        )
 
     def _joined(
         self, x_ND: Tensor, cos_NE: Tensor, sin_NE: Tensor, layout: Sequence[Tensor]
     ) -> Tensor:
-        head_norms = () if self.head_norms is None else self.head_norms
-        norms = [(self.norm_in, self.eps_in), (self.norm_mid, self.eps_mid), *head_norms]
+        norms = [self.norm_in, self.norm_mid, *(self.head_norms or ())]
         pages = self._holder[0]
         out: Tensor = torch.ops.dspark.decoder_layer(
             x_ND,
@@ -92,11 +114,11 @@ class FusedLayer(nn.Module):
         if self._parts is not None:
             layout = (block_tables_RP, query_starts_R1, visible_N, positions_N, slots_N)
             return self._joined(x_ND, cos_1NE[0], sin_1NE[0], layout).unsqueeze(0)
-        normed_ND = rms_norm(x_ND, self.norm_in, self.eps_in)
+        normed_ND = rms_norm(x_ND, *self.norm_in)
         q_NHE, k_NGE, v_NGE = self._heads(self.qkv.forward(normed_ND))
         if self.head_norms is not None:
-            (q_weight, q_eps), (k_weight, k_eps) = self.head_norms
-            q_NHE, k_NGE = rms_norm(q_NHE, q_weight, q_eps), rms_norm(k_NGE, k_weight, k_eps)
+            q_norm, k_norm = self.head_norms
+            q_NHE, k_NGE = rms_norm(q_NHE, *q_norm), rms_norm(k_NGE, *k_norm)
         rotary(q_NHE, k_NGE, cos_1NE[0], sin_1NE[0])
         pages = self._holder[0]
         out_NHE = attention(
@@ -115,7 +137,7 @@ class FusedLayer(nn.Module):
             window=self.window,
         )
         x_ND = x_ND + self.o_proj.forward(out_NHE.flatten(1))
-        gate_up_NF = self.gate_up.forward(rms_norm(x_ND, self.norm_mid, self.eps_mid))
+        gate_up_NF = self.gate_up.forward(rms_norm(x_ND, *self.norm_mid))
         out_ND: Tensor = x_ND + self.down_proj.forward(silu_mul(gate_up_NF))
         return out_ND.unsqueeze(0)
 
@@ -142,9 +164,7 @@ def fuse_layer(
     if not _has_pattern(layer):
         return False
     fused = FusedLayer(layer, window=window)
-    found = fused.forward(*inputs, **arguments)
-    error = (found.float() - expected.float()).abs().max() / expected.float().abs().max()
-    if not error <= _TOLERANCE[expected.dtype]:
+    if not _is_near(fused.forward(*inputs, **arguments), expected):
         return False
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         delattr(layer.self_attn, name)
@@ -152,6 +172,29 @@ def fuse_layer(
     layer.fused = fused
     layer.forward = fused.forward
     return True
+
+
+def fuse_norm(norm: nn.Module | None, x: Tensor, expected: Tensor) -> bool:
+    """Replace a norm's forward pass by `rms_norm` if it computes that; whether it did."""
+    if norm is None or not _is_plain_norm(norm) or expected.dtype not in _TOLERANCE:
+        return False
+    plain = _norm_of(norm)
+    if not _is_near(rms_norm(x, *plain), expected):
+        return False
+    norm.forward = partial(rms_norm, weight_D=plain.weight, eps=plain.eps)
+    return True
+
+
+def fused_norm(norm: nn.Module | None) -> Norm | None:
+    """What `fuse_norm` replaced, `None` of any other module."""
+    if norm is None or not isinstance(norm.forward, partial):
+        return None
+    return _norm_of(norm)
+
+
+def _is_near(found: Tensor, expected: Tensor) -> bool:
+    error = (found.float() - expected.float()).abs().max() / expected.float().abs().max()
+    return bool(error <= _TOLERANCE[expected.dtype])
 
 
 def _has_pattern(layer: Any) -> bool:
@@ -192,8 +235,8 @@ def _eps(norm: nn.Module | None) -> float | None:
     return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
 
 
-def _norm_of(norm: nn.Module) -> tuple[Tensor, float]:
+def _norm_of(norm: nn.Module) -> Norm:
     eps = _eps(norm)
     assert eps is not None
     assert isinstance(norm.weight, Tensor)
-    return norm.weight, float(eps)
+    return Norm(norm.weight, float(eps))

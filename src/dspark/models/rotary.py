@@ -5,7 +5,7 @@ serving compute the same angles at every position.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -57,6 +57,23 @@ class Rotary:
         half = positions_N.float()[:, None, None] * self.inverse_frequency
         both = torch.cat((half, half), dim=-1)
         return both.cos() * self.amplitude, both.sin() * self.amplitude
+
+
+class RotaryTables:
+    """cos and sin by position, computed in advance; they grow when a text does."""
+
+    def __init__(self, angles: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        """`angles`: positions [P] to cos and sin [P, E], each row by its own position alone."""
+        self._angles = angles
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    def up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """Contiguous tables of at least so many rows."""
+        if self._tables is None or len(self._tables[0]) < num_positions:
+            size = max(512, 1 << (num_positions - 1).bit_length())
+            cos_PE, sin_PE = self._angles(torch.arange(size))
+            self._tables = cos_PE.contiguous(), sin_PE.contiguous()
+        return self._tables
 
 
 def rotate(x_NHE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from dspark.errors import ModelError
 from dspark.kernels.linear import replace_linears
 from dspark.models import attention, embedded, gguf
 from dspark.models.attention import AttentionProbe, KVPages, LayerShape
-from dspark.models.fusion import FusedLayer, fuse_layer
+from dspark.models.fusion import FusedLayer, fuse_layer, fuse_norm
+from dspark.models.target_stack import TargetStack
 
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -55,6 +56,7 @@ class Target:
         self._layers: nn.ModuleList = _decoder_layers(model)
         self._tapped: dict[int, Tensor] = {}
         self._bound: KVPages | None = None
+        self._stack: TargetStack | None = None
         probe, logits = _probe(model)
         self._attention_modules = probe.modules
         self.softcap: float | None = _text_config(model.config).get("final_logit_softcapping")
@@ -181,6 +183,11 @@ class Target:
         `tap_layers`: ids of layers whose output is wanted, -1 for the embeddings (DeepSpec's
         convention).
         """
+        if self._stack is not None:
+            hidden_ND, taps_NM = self._stack.run(
+                self.embed(input_ids_N), layout=layout, pages=pages, tap_layers=tap_layers
+            )
+            return TargetOutput(hidden_ND=hidden_ND, taps_NM=taps_NM)
         self._bind(pages)
         self._tapped.clear()
         hidden_ND = self._run(input_ids_N, layout.positions_N, **attention.layout_arguments(layout))
@@ -219,45 +226,41 @@ class Target:
         Each is compared with transformers' own layer on a short random text. Needs the plain
         `nn.Linear` layers, so it comes before they are packed.
         """
-        calls: dict[int, tuple[Any, dict[str, Any], Tensor]] = {}
+        calls: dict[nn.Module, tuple[Any, dict[str, Any], Tensor]] = {}
 
-        def record(index: int) -> Any:
-            def hook(_layer: nn.Module, inputs: Any, arguments: Any, output: Any) -> None:
-                tensor = output[0] if isinstance(output, tuple) else output
-                if isinstance(tensor, Tensor):
-                    calls[index] = (inputs, arguments, tensor)
+        def record(module: nn.Module, inputs: Any, arguments: Any, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple) else output
+            if isinstance(tensor, Tensor):
+                calls[module] = (inputs, arguments, tensor)
 
-            return hook
-
-        hooks = [
-            layer.register_forward_hook(record(index), with_kwargs=True)
-            for index, layer in enumerate(self._layers)
-        ]
-        generator = torch.Generator().manual_seed(0)
-        self.states(
-            [torch.randint(self.spec.vocab_size, (n,), generator=generator) for n in (19, 5)],
-            tap_layers=(),
-        )
+        norm = getattr(self._base, "norm", None)
+        watched = [*self._layers, *([norm] if isinstance(norm, nn.Module) else [])]
+        hooks = [module.register_forward_hook(record, with_kwargs=True) for module in watched]
+        self.states(self._probe_texts(), tap_layers=())
         for hook in hooks:
             hook.remove()
+        if norm in calls and len(calls[norm][0]) == 1:
+            fuse_norm(norm, calls[norm][0][0], calls[norm][2])
         return sum(
-            fuse_layer(
-                self._layers[index],
-                window=self.spec.layer_windows[index],
-                inputs=inputs,
-                arguments=arguments,
-                expected=expected,
-            )
-            for index, (inputs, arguments, expected) in calls.items()
+            fuse_layer(layer, window=window, inputs=inputs, arguments=arguments, expected=expected)
+            for layer, window in zip(self._layers, self.spec.layer_windows, strict=True)
+            if layer in calls
+            for inputs, arguments, expected in [calls[layer]]
         )
 
     def pack(self, *, quantization: str | None = None) -> None:
-        """Swap the linear layers for packed ones; fused layers then run as one operator each."""
+        """Swap the linear layers for packed ones; fused layers then run as one operator each.
+
+        Where all of them are fused they run as one operator together.
+        """
         replace_linears(self.model, quantization=quantization)
         for layer in self._layers:
             fused = getattr(layer, "fused", None)
             if isinstance(fused, FusedLayer):
                 fused.join()
+        stack = TargetStack.of(self._base, list(self._layers))
+        if stack is not None and self._has_bits_of_layers(stack):
+            self._stack = stack
 
     def compile(self) -> None:
         """Compile the decoder layers that are not fused, as one region that they all share.
@@ -272,6 +275,20 @@ class Target:
             if plain not in compiled:
                 compiled[plain] = torch.compile(plain, dynamic=True)
             layer.forward = types.MethodType(compiled[plain], layer)
+
+    def _has_bits_of_layers(self, stack: TargetStack) -> bool:
+        texts, taps = self._probe_texts(), range(-1, self.spec.num_layers)
+        by_layer = self.states(texts, tap_layers=taps)
+        self._stack = stack
+        together = self.states(texts, tap_layers=taps)
+        self._stack = None
+        return torch.equal(together.taps_NM, by_layer.taps_NM) and torch.equal(
+            together.hidden_ND, by_layer.hidden_ND
+        )
+
+    def _probe_texts(self) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        return [torch.randint(self.spec.vocab_size, (n,), generator=generator) for n in (19, 5)]
 
     def _run(self, ids_N: Tensor, at_N: Tensor, **arguments: Any) -> Tensor:
         output = self._base(

@@ -43,10 +43,9 @@ void norm(const T* x, const T* weight, T* out, int64_t width, float eps) {
 
 // silu(gate) * up with silu rounded to the storage type, as two operators would.
 template <class T>
-void gated(const T* gate_up, T* out, int64_t width) {
-  const T* up = gate_up + width;
+void gated(const T* gates, const T* up, T* out, int64_t width) {
   for (int64_t i = 0; i < width; i += kLanes) {
-    const Floats gate = load_up_to(gate_up + i, width - i);
+    const Floats gate = load_up_to(gates + i, width - i);
     const Floats minus = sub(zero(), gate);
     const Floats bounded = if_ge(minus, splat(88.0f), splat(88.0f), minus);  // e^88 is finite
     const Floats silu = rounded<T>(div(gate, add(splat(1.0f), exp(bounded))));
@@ -90,11 +89,13 @@ void rms_norm(Type type, const char* x, const char* weight, char* out, int64_t w
          reinterpret_cast<float*>(out), width, eps);
 }
 
-void silu_mul(Type type, const char* gate_up, char* out, int64_t width) {
+void silu_mul(Type type, const char* gate, const char* up, char* out, int64_t width) {
   if (type == Type::kBFloat16)
-    gated(reinterpret_cast<const uint16_t*>(gate_up), reinterpret_cast<uint16_t*>(out), width);
+    gated(reinterpret_cast<const uint16_t*>(gate), reinterpret_cast<const uint16_t*>(up),
+          reinterpret_cast<uint16_t*>(out), width);
   else
-    gated(reinterpret_cast<const float*>(gate_up), reinterpret_cast<float*>(out), width);
+    gated(reinterpret_cast<const float*>(gate), reinterpret_cast<const float*>(up),
+          reinterpret_cast<float*>(out), width);
 }
 
 void rotate(Type type, char* x, Type table_type, const char* cos, const char* sin,

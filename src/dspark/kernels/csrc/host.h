@@ -44,6 +44,14 @@ inline Type type_of(const Tensor& x) {
   return x.scalar_type() == at::kFloat ? Type::kFloat32 : Type::kBFloat16;
 }
 
+// The values of x, used in place; throws where they lie apart or are fewer than `size`.
+template <class T>
+const T* contiguous_data(const Tensor& x, int64_t size, const char* name) {
+  TORCH_CHECK(x.is_contiguous() && x.numel() >= size, name, " must hold ", size,
+              " contiguous values, got ", x.sizes());
+  return x.const_data_ptr<T>();
+}
+
 // Zeroed memory for weights, one after the other in huge pages where the system has them. It comes
 // in pieces of 64 MiB, each of which lives as long as a tensor in it.
 Tensor zeros_for_weights(at::IntArrayRef sizes, const at::TensorOptions& options);

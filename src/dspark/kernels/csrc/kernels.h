@@ -104,7 +104,7 @@ struct Draw {
   void attention_merge(const Attention&, float* state, const float* partial);                     \
   void attention_finish(const Attention&, const float* state, int64_t token, int64_t head);       \
   void rms_norm(Type, const char* x, const char* weight, char* out, int64_t width, float eps);    \
-  void silu_mul(Type, const char* gate_up, char* out, int64_t width);                             \
+  void silu_mul(Type, const char* gate, const char* up, char* out, int64_t width);                \
   void rotate(Type, char* x, Type table_type, const char* cos, const char* sin, int64_t dim);     \
   Best best(Type, const char* x, int64_t width);                                                  \
   Draw shared_draw(const Scores&, int64_t begin, int64_t end, uint64_t key,                       \

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "host.h"
+#include "attention_work.h"
 
 namespace dspark {
 namespace {
@@ -179,153 +179,30 @@ Tensor linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales,
   return out;
 }
 
-template <class T>
-const T* contiguous_data(const Tensor& x, int64_t size, const char* name) {
-  TORCH_CHECK(x.is_contiguous() && x.numel() >= size, name, " must hold ", size,
-              " contiguous values, got ", x.sizes());
-  return x.const_data_ptr<T>();
-}
-
 // Copies rows [G, E] of each token into the pages.
 void write_pages(const Tensor& x, const Tensor& pages, const int64_t* slots) {
   const int64_t size = x.element_size(), page_size = pages.size(2);
-  const int64_t num_heads = x.size(1);
-  const size_t row_bytes = static_cast<size_t>(x.size(2) * size);
   const char* from = bytes(x);
   char* to = mutable_bytes(pages);
   at::parallel_for(0, x.size(0), 128, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n)
-      for (int64_t g = 0; g < num_heads; ++g)
-        memcpy(to + (slots[n] / page_size * pages.stride(0) + g * pages.stride(1) +
-                     slots[n] % page_size * pages.stride(2)) *
-                        size,
-               from + (n * x.stride(0) + g * x.stride(1)) * size, row_bytes);
+      for (int64_t g = 0; g < x.size(1); ++g)
+        write_row(from + (n * x.stride(0) + g * x.stride(1)) * size, to, pages.strides().data(),
+                  page_size, slots[n], g, x.size(2), size);
   });
 }
 
-// Work of one attention call: the tiles and the chunks of positions that each of them sees.
-struct Plan {
-  struct Item {
-    int64_t tile, chunk;
-  };
-  std::vector<AttentionTile> tiles;
-  std::vector<int64_t> first_chunks, last_chunks;  // per tile, both inclusive
-  std::vector<Item> items;
-  int64_t max_rows = 0;
-  int64_t num_chunks = 0;  // of the longest tile
-};
-
-Plan plan_attention(const Attention& a, const int32_t* tables, int64_t num_requests,
-                    int64_t table_size, const int32_t* starts, int64_t num_kv_heads) {
-  Plan plan;
-  const int64_t tile_tokens = std::max<int64_t>(1, kTileRows / a.num_sharing);
-  for (int64_t r = 0; r < num_requests; ++r) {
-    const int64_t count = starts[r + 1] - starts[r];
-    const int64_t num_tiles = ceil_div(count, tile_tokens);
-    for (int64_t i = 0; i < num_tiles; ++i) {
-      const int64_t begin = starts[r] + i * tile_tokens;
-      const int64_t end = std::min<int64_t>(begin + tile_tokens, starts[r + 1]);
-      int64_t low = INT64_MAX, high = 0;
-      for (int64_t n = begin; n < end; ++n) {
-        if (a.visible[n] <= 0) continue;
-        low = std::min(low, a.window > 0 ? std::max<int64_t>(0, a.positions[n] + 1 - a.window) : 0);
-        high = std::max<int64_t>(high, a.visible[n]);
-      }
-      if (low >= high) low = high = 0;  // nobody sees anything: one empty chunk
-      const int64_t first = low / kChunk, last = std::max<int64_t>(first, (high - 1) / kChunk);
-      plan.max_rows = std::max(plan.max_rows, (end - begin) * a.num_sharing);
-      plan.num_chunks = std::max(plan.num_chunks, last - first + 1);
-      for (int64_t g = 0; g < num_kv_heads; ++g) {
-        for (int64_t chunk = first; chunk <= last; ++chunk)
-          plan.items.push_back({static_cast<int64_t>(plan.tiles.size()), chunk});
-        plan.tiles.push_back({tables + r * table_size, begin, end, g});
-        plan.first_chunks.push_back(first);
-        plan.last_chunks.push_back(last);
-      }
-    }
-  }
-  return plan;
-}
-
-// Every worker takes the next item until none is left; `work` also hears which one it will do
-// afterwards (num_items: none).
-template <class F>
-void share(int64_t num_items, int64_t num_workers, const F& work) {
-  std::atomic<int64_t> taken{0};
-  const auto take = [&] {
-    return std::min(num_items, taken.fetch_add(1, std::memory_order_relaxed));
-  };
-  at::parallel_for(0, num_workers, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t worker = begin; worker < end; ++worker)
-      for (int64_t item = take(), next; item < num_items; item = next) {
-        next = take();
-        work(item, next, worker);
-      }
-  });
-}
-
-// Adds up a row's partials over the chunks that the row sees, in order, and writes the result.
-// Rows of a tile may see fewer chunks than the tile: those chunks do not take part.
-void finish_row(const Kernels& k, const Attention& a, const Plan& plan, int64_t tile, int64_t row,
-                float* partials, int64_t chunk_stride) {
-  const AttentionTile& t = plan.tiles[static_cast<size_t>(tile)];
-  const int64_t token = t.token_begin + row / a.num_sharing;
-  const int64_t first_of_tile = plan.first_chunks[static_cast<size_t>(tile)];
-  const int64_t low =
-      a.window > 0 ? std::max<int64_t>(0, a.positions[token] + 1 - a.window) : 0;
-  const int64_t high = a.visible[token];
-  const int64_t first = low < high ? low / kChunk : first_of_tile;
-  const int64_t last = low < high ? (high - 1) / kChunk : first_of_tile;
-  float* state = partials + (first - first_of_tile) * chunk_stride;
-  for (int64_t chunk = first + 1; chunk <= last; ++chunk)
-    k.attention_merge(a, state, partials + (chunk - first_of_tile) * chunk_stride);
-  k.attention_finish(a, state, token, t.kv_head * a.num_sharing + row % a.num_sharing);
-}
-
-constexpr int64_t kMaxPartials = int64_t{1} << 23;  // floats held at a time, 32 MiB
-
-void run_attention(const Attention& a, const Plan& plan, const at::TensorOptions& options) {
-  const Kernels& k = kernels();
-  const int64_t num_tiles = static_cast<int64_t>(plan.tiles.size());
-  const int64_t num_items = static_cast<int64_t>(plan.items.size());
-  const int64_t num_workers = std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), num_items));
-  const int64_t scratch_size = k.attention_scratch(a, plan.max_rows);
-  const int64_t row_size = partial_size(a.head_dim);
-  const int64_t chunk_size = plan.max_rows * row_size;
-  const int64_t tile_size = plan.num_chunks * chunk_size;
-  // Groups of tiles whose partials fit into memory together; usually one.
-  const int64_t group = std::clamp<int64_t>(kMaxPartials / std::max<int64_t>(1, tile_size), 1, num_tiles);
-  const Tensor scratch = at::empty({num_workers * scratch_size + group * tile_size},
-                                   options.dtype(at::kFloat));
-  float* memory = scratch.mutable_data_ptr<float>();
-  float* partials = memory + num_workers * scratch_size;
-  int64_t item_begin = 0;
-  for (int64_t tile_begin = 0; tile_begin < num_tiles; tile_begin += group) {
-    const int64_t tile_end = std::min(num_tiles, tile_begin + group);
-    int64_t item_end = item_begin;
-    while (item_end < num_items && plan.items[static_cast<size_t>(item_end)].tile < tile_end)
-      ++item_end;
-    share(item_end - item_begin, num_workers, [&](int64_t i, int64_t next, int64_t worker) {
-      const Plan::Item item = plan.items[static_cast<size_t>(item_begin + i)];
-      float* out = partials + (item.tile - tile_begin) * tile_size +
-                   (item.chunk - plan.first_chunks[static_cast<size_t>(item.tile)]) * chunk_size;
-      const bool has_next = item_begin + next < item_end;
-      const Plan::Item after = plan.items[static_cast<size_t>(item_begin + (has_next ? next : i))];
-      k.attention_chunk(a, plan.tiles[static_cast<size_t>(item.tile)], item.chunk,
-                        memory + worker * scratch_size, out, row_size,
-                        has_next ? &plan.tiles[static_cast<size_t>(after.tile)] : nullptr,
-                        after.chunk);
+void run_attention(const Attention& a, AttentionWork& work, const at::TensorOptions& options) {
+  const int64_t num_threads =
+      std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), work.num_items()));
+  const Tensor memory = at::empty({work.memory_size(num_threads)}, options.dtype(at::kFloat));
+  float* const floats = memory.mutable_data_ptr<float>();
+  for (int64_t group = 0; group < work.num_groups(); ++group) {
+    std::atomic<int64_t> taken{0};
+    at::parallel_for(0, num_threads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t thread = begin; thread < end; ++thread)
+        work.run(a, group, taken, floats, thread, num_threads);
     });
-    at::parallel_for(tile_begin, tile_end, 8, [&](int64_t begin, int64_t end) {
-      for (int64_t tile = begin; tile < end; ++tile) {
-        const AttentionTile& t = plan.tiles[static_cast<size_t>(tile)];
-        const int64_t num_rows = (t.token_end - t.token_begin) * a.num_sharing;
-        for (int64_t row = 0; row < num_rows; ++row)
-          finish_row(k, a, plan, tile, row,
-                     partials + (tile - tile_begin) * tile_size + row * row_size, chunk_size);
-      }
-    });
-    item_begin = item_end;
   }
 }
 
@@ -336,7 +213,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
                  std::optional<double> softcap, const std::optional<Tensor>& sinks) {
   const int64_t num_tokens = q.size(0), num_heads = q.size(1), head_dim = q.size(2);
   const int64_t num_kv_heads = k_pages.size(1), page_size = k_pages.size(2);
-  TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && k_pages.dim() == 4 && block_tables.dim() == 2);
+  TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && k_pages.dim() == 4);
   TORCH_CHECK(k.sizes() == v.sizes() && k_pages.sizes() == v_pages.sizes() &&
               k.size(0) == num_tokens && k.size(1) == num_kv_heads && k.size(2) == head_dim &&
               k_pages.size(3) == head_dim && num_heads % num_kv_heads == 0,
@@ -345,41 +222,19 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   for (const Tensor& x : {k, v, k_pages, v_pages})
     TORCH_CHECK(x.scalar_type() == q.scalar_type() && (x.stride(-1) == 1 || head_dim == 1),
                 "q, k, v and pages must share a dtype and be contiguous in the last dimension");
+  TORCH_CHECK(!window.has_value() || *window > 0, "window is ", *window);
   const Tensor queries = q.stride(2) == 1 || head_dim == 1 ? q : q.contiguous();
   Tensor out = at::empty(q.sizes(), q.options());
   if (num_tokens == 0) return out;
 
-  const int64_t num_requests = query_starts.numel() - 1, table_size = block_tables.size(1);
-  const int64_t* slot = contiguous_data<int64_t>(slots, num_tokens, "slots_N");
-  const int32_t* starts = contiguous_data<int32_t>(query_starts, 2, "query_starts_R1");
-  const int32_t* tables =
-      contiguous_data<int32_t>(block_tables, num_requests * table_size, "block_tables_RP");
+  const Layout layout =
+      Layout::of(block_tables, query_starts, visible, positions, slots, num_tokens);
+  layout.check(k_pages.size(0), page_size);
+  write_pages(k, k_pages, layout.slots);
+  write_pages(v, v_pages, layout.slots);
+
   Attention a = {};
   a.type = type_of(q);
-  a.visible = contiguous_data<int32_t>(visible, num_tokens, "visible_N");
-  a.positions = contiguous_data<int64_t>(positions, num_tokens, "positions_N");
-
-  const int64_t num_slots = k_pages.size(0) * page_size;
-  for (int64_t n = 0; n < num_tokens; ++n)
-    TORCH_CHECK(slot[n] >= 0 && slot[n] < num_slots, "slot ", slot[n], " is not among ", num_slots);
-  TORCH_CHECK(starts[0] == 0 && starts[num_requests] == num_tokens,
-              "query_starts_R1 must run from 0 to the number of tokens, ", num_tokens);
-  for (int64_t r = 0; r < num_requests; ++r) {
-    TORCH_CHECK(starts[r] <= starts[r + 1], "query_starts_R1 must not fall");
-    int64_t longest = 0;
-    for (int64_t n = starts[r]; n < starts[r + 1]; ++n)
-      longest = std::max<int64_t>(longest, a.visible[n]);
-    TORCH_CHECK(longest <= table_size * page_size, longest, " visible positions, but pages for ",
-                table_size * page_size);
-    for (int64_t p = 0; p < ceil_div(longest, page_size); ++p) {
-      const int64_t page = tables[r * table_size + p];
-      TORCH_CHECK(page >= 0 && page < k_pages.size(0), "page ", page, " does not exist");
-    }
-  }
-
-  write_pages(k, k_pages, slot);
-  write_pages(v, v_pages, slot);
-
   a.q = bytes(queries);
   a.k_pages = bytes(k_pages);
   a.v_pages = bytes(v_pages);
@@ -395,15 +250,16 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   a.page_size = page_size;
   a.head_dim = head_dim;
   a.num_sharing = num_heads / num_kv_heads;
+  a.visible = layout.visible;
+  a.positions = layout.positions;
   a.window = window.value_or(0);
   a.scale = static_cast<float>(scale);
   a.softcap = static_cast<float>(softcap.value_or(0.0));
   std::optional<Tensor> sinks_float;
   if (sinks.has_value()) sinks_float = sinks->to(at::kFloat).contiguous();
   a.sinks = float_data(sinks_float, num_heads, "sinks_H");
-  TORCH_CHECK(!window.has_value() || *window > 0, "window is ", *window);
-  const Plan plan = plan_attention(a, tables, num_requests, table_size, starts, num_kv_heads);
-  run_attention(a, plan, q.options());
+  AttentionWork work(a, layout, num_kv_heads);
+  run_attention(a, work, q.options());
   return out;
 }
 
@@ -441,7 +297,8 @@ Tensor silu_mul(const Tensor& gate_up) {
   at::parallel_for(0, rows.size(0), std::max<int64_t>(1, 8192 / std::max<int64_t>(1, width)),
                    [&](int64_t begin, int64_t end) {
                      for (int64_t n = begin; n < end; ++n)
-                       gate(type, from + n * stride, to + n * width * size, width);
+                       gate(type, from + n * stride, from + n * stride + width * size,
+                            to + n * width * size, width);
                    });
   return out;
 }

@@ -1,0 +1,149 @@
+#include "attention_work.h"
+
+#include <algorithm>
+
+namespace dspark {
+namespace {
+
+constexpr int64_t kMaxPartials = int64_t{1} << 23;  // floats held at a time, 32 MiB
+
+int64_t first_seen(const Attention& a, int64_t token) {
+  return a.window > 0 ? std::max<int64_t>(0, a.positions[token] + 1 - a.window) : 0;
+}
+
+}  // namespace
+
+Layout Layout::of(const Tensor& tables, const Tensor& starts, const Tensor& visible,
+                  const Tensor& positions, const Tensor& slots, int64_t num_tokens) {
+  TORCH_CHECK(tables.dim() == 2, "block_tables_RP must have two dimensions, got ", tables.sizes());
+  Layout layout = {};
+  layout.num_tokens = num_tokens;
+  layout.num_requests = starts.numel() - 1;
+  layout.table_size = tables.size(1);
+  layout.starts = contiguous_data<int32_t>(starts, 2, "query_starts_R1");
+  layout.tables = contiguous_data<int32_t>(tables, layout.num_requests * layout.table_size,
+                                           "block_tables_RP");
+  layout.slots = contiguous_data<int64_t>(slots, num_tokens, "slots_N");
+  layout.visible = contiguous_data<int32_t>(visible, num_tokens, "visible_N");
+  layout.positions = contiguous_data<int64_t>(positions, num_tokens, "positions_N");
+  return layout;
+}
+
+void Layout::check(int64_t num_pages, int64_t page_size) const {
+  const int64_t num_slots = num_pages * page_size;
+  for (int64_t n = 0; n < num_tokens; ++n)
+    TORCH_CHECK(slots[n] >= 0 && slots[n] < num_slots, "slot ", slots[n], " is not among ",
+                num_slots);
+  TORCH_CHECK(starts[0] == 0 && starts[num_requests] == num_tokens,
+              "query_starts_R1 must run from 0 to the number of tokens, ", num_tokens);
+  for (int64_t r = 0; r < num_requests; ++r) {
+    TORCH_CHECK(starts[r] <= starts[r + 1], "query_starts_R1 must not fall");
+    int64_t longest = 0;
+    for (int64_t n = starts[r]; n < starts[r + 1]; ++n)
+      longest = std::max<int64_t>(longest, visible[n]);
+    TORCH_CHECK(longest <= table_size * page_size, longest, " visible positions, but pages for ",
+                table_size * page_size);
+    for (int64_t p = 0; p < ceil_div(longest, page_size); ++p) {
+      const int64_t page = tables[r * table_size + p];
+      TORCH_CHECK(page >= 0 && page < num_pages, "page ", page, " does not exist");
+    }
+  }
+}
+
+AttentionWork::AttentionWork(const Attention& shape, const Layout& layout, int64_t num_kv_heads) {
+  const int64_t tile_tokens = std::max<int64_t>(1, kTileRows / shape.num_sharing);
+  for (int64_t r = 0; r < layout.num_requests; ++r)
+    for (int64_t begin = layout.starts[r]; begin < layout.starts[r + 1]; begin += tile_tokens)
+      add_tile(shape, layout.tables + r * layout.table_size, begin,
+               std::min<int64_t>(begin + tile_tokens, layout.starts[r + 1]), num_kv_heads);
+  int64_t max_rows = 0, max_chunks = 0;
+  for (const Tile& t : tiles_) {
+    max_rows = std::max(max_rows, (t.tile.token_end - t.tile.token_begin) * shape.num_sharing);
+    max_chunks = std::max(max_chunks, t.num_chunks);
+  }
+  row_size_ = partial_size(shape.head_dim);
+  chunk_size_ = max_rows * row_size_;
+  tile_size_ = max_chunks * chunk_size_;
+  scratch_size_ = kernels().attention_scratch(shape, max_rows);
+  const int64_t num_tiles = static_cast<int64_t>(tiles_.size());
+  tiles_per_group_ = std::clamp<int64_t>(kMaxPartials / std::max<int64_t>(1, tile_size_), 1,
+                                         std::max<int64_t>(1, num_tiles));
+  int64_t group = -1;
+  for (int64_t i = 0; i < num_items(); ++i)
+    if (items_[static_cast<size_t>(i)].tile / tiles_per_group_ > group) {
+      group_items_.push_back(i);
+      ++group;
+    }
+  group_items_.push_back(num_items());
+  left_ = std::vector<std::atomic<int64_t>>(tiles_.size());
+  for (size_t i = 0; i < tiles_.size(); ++i) left_[i] = tiles_[i].num_chunks;
+}
+
+void AttentionWork::add_tile(const Attention& shape, const int32_t* table, int64_t begin,
+                             int64_t end, int64_t num_kv_heads) {
+  int64_t low = INT64_MAX, high = 0;
+  for (int64_t n = begin; n < end; ++n) {
+    if (shape.visible[n] <= 0) continue;
+    low = std::min(low, first_seen(shape, n));
+    high = std::max<int64_t>(high, shape.visible[n]);
+  }
+  if (low >= high) low = high = 0;  // nobody sees anything: one empty chunk
+  const int64_t first = low / kChunk, last = std::max<int64_t>(first, (high - 1) / kChunk);
+  for (int64_t g = 0; g < num_kv_heads; ++g) {
+    for (int64_t chunk = first; chunk <= last; ++chunk)
+      items_.push_back({static_cast<int64_t>(tiles_.size()), chunk});
+    tiles_.push_back({{table, begin, end, g}, first, last - first + 1});
+  }
+}
+
+int64_t AttentionWork::memory_size(int64_t num_threads) const {
+  return num_threads * scratch_size_ + tiles_per_group_ * tile_size_;
+}
+
+void AttentionWork::run(const Attention& a, int64_t group, std::atomic<int64_t>& taken,
+                        float* memory, int64_t thread, int64_t num_threads) {
+  const int64_t begin = group_items_[static_cast<size_t>(group)];
+  const int64_t end = group_items_[static_cast<size_t>(group) + 1];
+  const auto take = [&] {
+    return std::min(end, begin + taken.fetch_add(1, std::memory_order_relaxed));
+  };
+  float* const scratch = memory + thread * scratch_size_;
+  float* const all_partials = memory + num_threads * scratch_size_;
+  const auto attention_chunk = kernels().attention_chunk;
+  for (int64_t i = take(), next; i < end; i = next) {
+    next = take();  // what it reads first is asked for while this one is computed
+    const Item item = items_[static_cast<size_t>(i)];
+    const Tile& tile = tiles_[static_cast<size_t>(item.tile)];
+    float* const partials = all_partials + item.tile % tiles_per_group_ * tile_size_;
+    const Item after = items_[static_cast<size_t>(next < end ? next : i)];
+    attention_chunk(a, tile.tile, item.chunk, scratch,
+                    partials + (item.chunk - tile.first_chunk) * chunk_size_, row_size_,
+                    next < end ? &tiles_[static_cast<size_t>(after.tile)].tile : nullptr,
+                    after.chunk);
+    std::atomic<int64_t>& left = left_[static_cast<size_t>(item.tile)];
+    if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      left.store(tile.num_chunks, std::memory_order_relaxed);  // for the next layer
+      finish_tile(a, tile, partials);
+    }
+  }
+}
+
+// Adds up each row's partials over the chunks that the row sees, in order, and writes the result.
+// A row may see fewer chunks than its tile: the others do not take part.
+void AttentionWork::finish_tile(const Attention& a, const Tile& tile, float* partials) const {
+  const Kernels& k = kernels();
+  const AttentionTile& t = tile.tile;
+  const int64_t num_rows = (t.token_end - t.token_begin) * a.num_sharing;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const int64_t token = t.token_begin + row / a.num_sharing;
+    const int64_t low = first_seen(a, token), high = a.visible[token];
+    const int64_t first = low < high ? low / kChunk - tile.first_chunk : 0;
+    const int64_t last = low < high ? (high - 1) / kChunk - tile.first_chunk : 0;
+    float* const state = partials + first * chunk_size_ + row * row_size_;
+    for (int64_t chunk = first + 1; chunk <= last; ++chunk)
+      k.attention_merge(a, state, partials + chunk * chunk_size_ + row * row_size_);
+    k.attention_finish(a, state, token, t.kv_head * a.num_sharing + row % a.num_sharing);
+  }
+}
+
+}  // namespace dspark

@@ -1,0 +1,73 @@
+// Attention of a whole step as work for several threads; `attention.cpp` does one piece of it.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "host.h"
+
+namespace dspark {
+
+// Who sits where: the arrays of `dspark.core.AttentionLayout`.
+struct Layout {
+  const int32_t* starts;  // [num_requests + 1]
+  const int32_t* tables;  // [num_requests][table_size]
+  const int64_t* slots;
+  const int32_t* visible;
+  const int64_t* positions;
+  int64_t num_tokens, num_requests, table_size;
+
+  // The arrays are used in place; throws where they have other sizes or types.
+  static Layout of(const Tensor& tables, const Tensor& starts, const Tensor& visible,
+                   const Tensor& positions, const Tensor& slots, int64_t num_tokens);
+  // Throws unless every slot and every page that is read exists.
+  void check(int64_t num_pages, int64_t page_size) const;
+};
+
+// Copies a key or value row of one token and head into its page.
+inline void write_row(const char* row, char* pages, const int64_t strides[3], int64_t page_size,
+                      int64_t slot, int64_t head, int64_t row_values, int64_t value_size) {
+  char* to = pages + (slot / page_size * strides[0] + head * strides[1] +
+                      slot % page_size * strides[2]) * value_size;
+  __builtin_memcpy(to, row, static_cast<size_t>(row_values * value_size));
+}
+
+// The tiles of a step and the chunks of positions that each of them sees: a piece of work is one
+// chunk of one tile, and whoever does the last piece of a tile adds its chunks up, in order.
+class AttentionWork {
+ public:
+  // Of `shape`: number of sharing heads, window, head_dim; `visible` and `positions` are used later.
+  AttentionWork(const Attention& shape, const Layout& layout, int64_t num_kv_heads);
+
+  // Tiles whose partial results fit into memory together; usually there is one group of all.
+  int64_t num_groups() const { return static_cast<int64_t>(group_items_.size()) - 1; }
+  int64_t num_items() const { return static_cast<int64_t>(items_.size()); }
+  int64_t memory_size(int64_t num_threads) const;  // of floats
+
+  // One thread's share of a group: `taken` starts at 0 and is shared. The next group may start
+  // when all threads are through with this one.
+  void run(const Attention& a, int64_t group, std::atomic<int64_t>& taken, float* memory,
+           int64_t thread, int64_t num_threads);
+
+ private:
+  struct Item {
+    int64_t tile, chunk;
+  };
+  struct Tile {
+    AttentionTile tile;
+    int64_t first_chunk, num_chunks;
+  };
+
+  void add_tile(const Attention& shape, const int32_t* table, int64_t begin, int64_t end,
+                int64_t num_kv_heads);
+  void finish_tile(const Attention& a, const Tile& tile, float* partials) const;
+
+  std::vector<Tile> tiles_;
+  std::vector<Item> items_;
+  std::vector<int64_t> group_items_;  // first item of each group, then the number of all
+  std::vector<std::atomic<int64_t>> left_;  // pieces of each tile that are not done
+  int64_t tiles_per_group_ = 1;
+  int64_t row_size_ = 0, chunk_size_ = 0, tile_size_ = 0, scratch_size_ = 0;  // floats
+};
+
+}  // namespace dspark

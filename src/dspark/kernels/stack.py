@@ -1,0 +1,111 @@
+"""All decoder layers of a model as one call: `FusedStack`. CPU and C++ path only.
+
+It knows the pattern x += o(attention(rotary(heads(norm(x))))); x += down(silu(gate) * up), where
+gate and up are one product of norm(x); no model by name, and no request. One parallel region
+serves the whole pass: a layer is a dozen pieces of work of a few microseconds each, less than a
+call of an operator costs. Its bits are those of the operators called one by one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dspark.core import AttentionLayout
+from dspark.kernels.linear import PackedLinear
+
+
+class Norm(NamedTuple):
+    """A root-mean-square norm, the weight in the model's dtype."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackLayer:
+    """One decoder layer; `heads` give q, k and v of all heads side by side, in that order."""
+
+    norm_in: Norm
+    norm_mid: Norm
+    head_norms: tuple[Norm, Norm] | None
+    """Of each q and of each k head, before the rotation."""
+    heads: Sequence[PackedLinear]
+    """One product or two, whose outputs lie one after the other."""
+    out: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
+    head_dim: int
+    num_heads: int
+    num_kv_heads: int
+    scale: float
+    window: int | None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether every product has a C++ form."""
+        products = [*self.heads, self.out, self.gate_up, self.down]
+        return all(isinstance(p, PackedLinear) and p.is_compiled for p in products)
+
+
+class FusedStack:
+    """The layers' weights, in use as they lie; scratch memory is kept from call to call."""
+
+    def __init__(self, layers: Sequence[StackLayer], *, final_norm: Norm | None) -> None:
+        """Every layer must be `is_compiled`."""
+        norms: list[Norm | None] = []
+        products: list[PackedLinear | None] = []
+        for layer in layers:
+            norms += [layer.norm_in, layer.norm_mid, *(layer.head_norms or (None, None))]
+            products += [*layer.heads, *([None] * (2 - len(layer.heads)))]
+            products += [layer.out, layer.gate_up, layer.down]
+        sizes = [(x.head_dim, x.num_heads, x.num_kv_heads, x.window or 0) for x in layers]
+        self._stack = torch.classes.dspark.Stack(
+            [None if norm is None else norm.weight.detach() for norm in norms],
+            [0.0 if norm is None else norm.eps for norm in norms],
+            [part for product in products for part in _parts(product)],
+            [0 if product is None else product.out_features for product in products],
+            [size for layer in sizes for size in layer],
+            [layer.scale for layer in layers],
+            None if final_norm is None else final_norm.weight.detach(),
+            0.0 if final_norm is None else final_norm.eps,
+        )
+
+    def run(
+        self,
+        x_ND: Tensor,
+        *,
+        cos_PE: Tensor,
+        sin_PE: Tensor,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        layout: AttentionLayout,
+        taps: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states [N, D] after the final norm, and tapped layer outputs [N, taps * D].
+
+        `cos_PE`, `sin_PE`: rotary tables by position. `taps`: numbers of layers, -1 for x itself.
+        The tokens' keys and values are written into the pages of each layer.
+        """
+        out: tuple[Tensor, Tensor] = self._stack.forward(
+            x_ND,
+            cos_PE,
+            sin_PE,
+            list(keys),
+            list(values),
+            layout.block_tables_RP,
+            layout.query_starts_R1,
+            layout.visible_N,
+            layout.positions_N,
+            layout.slots_N,
+            list(taps),
+        )
+        return out
+
+
+def _parts(product: PackedLinear | None) -> tuple[Tensor | None, ...]:
+    if product is None:
+        return (None, None, None, None)
+    return (product.packed, product.bias, product.scales_O, product.sums_O)

@@ -1,0 +1,67 @@
+"""A target whose layers are all fused runs them as one call. It knows the parts of such a model.
+
+The call has the bits of the layers run one by one, which a probe text confirms before it is used;
+any other model keeps running layer by layer.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dspark.core import AttentionLayout
+from dspark.kernels.stack import FusedStack
+from dspark.models.attention import KVPages
+from dspark.models.fusion import FusedLayer, fused_norm
+from dspark.models.rotary import RotaryTables
+
+_STATIC_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
+"""Those whose angles depend on the position alone, not on the length of the text."""
+
+
+class TargetStack:
+    """The layers and the final norm; the embedding and the head stay with the model."""
+
+    def __init__(self, stack: FusedStack, tables: RotaryTables) -> None:
+        self._stack = stack
+        self._tables = tables
+
+    @classmethod
+    def of(cls, base: nn.Module, layers: Sequence[nn.Module]) -> "TargetStack | None":
+        """The stack of a model whose parts all fit, else `None`."""
+        fused = [getattr(layer, "fused", None) for layer in layers]
+        norm = fused_norm(getattr(base, "norm", None))
+        rotary = getattr(base, "rotary_emb", None)
+        if norm is None or getattr(rotary, "rope_type", None) not in _STATIC_ROPE_TYPES:
+            return None
+        if not all(isinstance(layer, FusedLayer) and layer.is_joined for layer in fused):
+            return None
+        stack = FusedStack([layer.stack_layer() for layer in fused if layer], final_norm=norm)
+        return cls(stack, RotaryTables(_angles_of(rotary, like=norm.weight)))
+
+    def run(
+        self, x_ND: Tensor, *, layout: AttentionLayout, pages: KVPages, tap_layers: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Embedded tokens to the last hidden states [N, D] and the taps [N, M]."""
+        cos_PE, sin_PE = self._tables.up_to(layout.max_visible)
+        return self._stack.run(
+            x_ND,
+            cos_PE=cos_PE,
+            sin_PE=sin_PE,
+            keys=pages.keys,
+            values=pages.values,
+            layout=layout,
+            taps=tap_layers,
+        )
+
+
+def _angles_of(rotary: Any, *, like: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """cos and sin [N, E] of positions [N], by the model's own module and in its dtype."""
+
+    def angles(positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            cos_1NE, sin_1NE = rotary(like, positions_N[None])
+        return cos_1NE[0], sin_1NE[0]
+
+    return angles

@@ -1,0 +1,285 @@
+"""A stack of layers against the same layers run one operator at a time, bit for bit."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dspark.core import AttentionLayout
+from dspark.kernels.elementwise import rms_norm
+from dspark.kernels.linear import PackedLinear
+from dspark.kernels.stack import FusedStack, Norm, StackLayer
+from tests.kernels.toy_steps import Case, Step, cases, plain_case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Shapes of the layers; the heads are those of the step's case."""
+
+    width: int
+    num_gates: int
+    windows: tuple[int | None, ...]  # of each layer
+    rotary_dim: int
+    has_head_norms: bool
+    has_biases: bool
+    has_final_norm: bool
+    is_split: bool  # q from one product, k and v from another
+    table_dtype: torch.dtype
+    quantization: str | None
+    taps: tuple[int, ...]
+
+
+models = st.builds(
+    Model,
+    width=st.sampled_from([16, 33, 64, 112]),
+    num_gates=st.sampled_from([16, 40, 304]),
+    windows=st.lists(st.none() | st.integers(1, 200), min_size=1, max_size=3).map(tuple),
+    rotary_dim=st.sampled_from([4, 8]),
+    has_head_norms=st.booleans(),
+    has_biases=st.booleans(),
+    has_final_norm=st.booleans(),
+    is_split=st.booleans(),
+    table_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    quantization=st.sampled_from([None, "int8"]),
+    taps=st.lists(st.integers(-1, 0), max_size=2).map(tuple),
+)
+
+
+class Toy:
+    """Random layers of a model, over a step's layout and pages."""
+
+    def __init__(self, model: Model, case: Case) -> None:
+        self.model, self.case, self.step = model, case, Step(case)
+        self.generator = torch.Generator().manual_seed(case.seed)
+        self.num_heads = case.num_kv_heads * case.num_sharing
+        self.x_ND = self.random(len(self.step.positions_N), model.width)
+        angles = self.random(512, model.rotary_dim).float()
+        self.cos_PE, self.sin_PE = (f(angles).to(model.table_dtype) for f in (torch.cos, torch.sin))
+        self.layers = [self.layer(window) for window in model.windows]
+        self.final_norm = self.norm(model.width) if model.has_final_norm else None
+        # values that were never written are NaN in the step; a layer needs numbers it can compare
+        self.pages = [
+            (self.step.k_pages.nan_to_num(nan=0.5), self.step.v_pages.nan_to_num(nan=-0.5))
+            for _ in model.windows
+        ]
+        self.stack = FusedStack(self.layers, final_norm=self.final_norm)
+
+    def random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator).to(self.case.dtype)
+
+    def norm(self, size: int) -> Norm:
+        return Norm(1 + 0.1 * self.random(size), 1e-5)
+
+    def product(self, num_outputs: int, num_inputs: int) -> PackedLinear:
+        weight = self.random(num_outputs, num_inputs) * num_inputs**-0.5
+        bias = self.random(num_outputs) if self.model.has_biases else None
+        return PackedLinear.pack(weight, bias, quantization=self.model.quantization)
+
+    def layer(self, window: int | None) -> StackLayer:
+        case, model = self.case, self.model
+        num_q = self.num_heads * case.head_dim
+        num_kv = 2 * case.num_kv_heads * case.head_dim
+        sizes = [num_q, num_kv] if model.is_split else [num_q + num_kv]
+        norms = (self.norm(case.head_dim), self.norm(case.head_dim))
+        return StackLayer(
+            norm_in=self.norm(model.width),
+            norm_mid=self.norm(model.width),
+            head_norms=norms if model.has_head_norms else None,
+            heads=[self.product(size, model.width) for size in sizes],
+            out=self.product(model.width, num_q),
+            gate_up=self.product(2 * model.num_gates, model.width),
+            down=self.product(model.width, model.num_gates),
+            head_dim=case.head_dim,
+            num_heads=self.num_heads,
+            num_kv_heads=case.num_kv_heads,
+            scale=case.head_dim**-0.5,
+            window=window,
+        )
+
+    def layout(self, rows: slice = slice(None)) -> AttentionLayout:
+        """Of the whole step, or of some of its tokens, each as a request of its own."""
+        step = self.step
+        tables, starts = step.block_tables_RP, step.query_starts_R1
+        if rows != slice(None):
+            tables = tables[step.request_N[rows]]
+            starts = torch.arange(len(tables) + 1, dtype=torch.int32)
+        return AttentionLayout(
+            block_tables_RP=tables,
+            query_starts_R1=starts,
+            visible_N=step.visible_N[rows],
+            positions_N=step.positions_N[rows],
+            slots_N=step.slots_N[rows],
+            max_visible=step.max_visible,
+        )
+
+    def run(
+        self, pages: Sequence[tuple[Tensor, Tensor]], rows: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
+        return self.stack.run(
+            self.x_ND[rows],
+            cos_PE=self.cos_PE,
+            sin_PE=self.sin_PE,
+            keys=[k for k, _ in pages],
+            values=[v for _, v in pages],
+            layout=self.layout(rows),
+            taps=self.model.taps,
+        )
+
+    def run_by_operators(self, pages: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """The same with `rms_norm`, `linear`, `rotary`, `attention` and `silu_mul`, as written."""
+        ops, layout, x = torch.ops.dspark, self.layout(), self.x_ND
+        case, outputs = self.case, {-1: x}
+        for index, (layer, (k_pages, v_pages)) in enumerate(zip(self.layers, pages, strict=True)):
+            normed = rms_norm(x, *layer.norm_in)
+            heads = torch.cat([product(normed) for product in layer.heads], dim=-1)
+            heads = heads.view(len(x), self.num_heads + 2 * case.num_kv_heads, case.head_dim)
+            sizes = [self.num_heads, case.num_kv_heads, case.num_kv_heads]
+            q, k, v = torch.split(heads, sizes, dim=1)
+            if layer.head_norms is not None:
+                q, k = (rms_norm(y, *n) for y, n in zip((q, k), layer.head_norms, strict=True))
+            positions = layout.positions_N
+            ops.rotary(q, k, self.cos_PE[positions], self.sin_PE[positions])
+            seen = ops.attention(
+                *(q, k, v, k_pages, v_pages, layout.block_tables_RP, layout.query_starts_R1),
+                *(layout.visible_N, positions, layout.slots_N, 0),
+                *(layer.scale, layer.window, None, None),
+            )
+            x = x + layer.out(seen.flatten(1))
+            gate_up = layer.gate_up(rms_norm(x, *layer.norm_mid))
+            x = outputs[index] = x + layer.down(ops.silu_mul(gate_up))
+        taps = [outputs[tap] for tap in self.model.taps]
+        out = x if self.final_norm is None else rms_norm(x, *self.final_norm)
+        return out, torch.cat(taps, dim=-1) if taps else x[:, :0]
+
+    def copies(self) -> list[tuple[Tensor, Tensor]]:
+        return [(k.clone(), v.clone()) for k, v in self.pages]
+
+
+def plain_model(**changes: object) -> Model:
+    values: dict[str, object] = {
+        "width": 64,
+        "num_gates": 304,
+        "windows": (None, 9),
+        "rotary_dim": 8,
+        "has_head_norms": True,
+        "has_biases": False,
+        "has_final_norm": True,
+        "is_split": False,
+        "table_dtype": torch.float32,
+        "quantization": None,
+        "taps": (-1, 1),
+    }
+    return Model(**(values | changes))  # type: ignore[arg-type]
+
+
+def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
+@given(model=models, case=cases)
+def test_a_stack_is_its_layers_one_by_one(instructions: str, model: Model, case: Case) -> None:
+    toy = Toy(model, case)
+    pages, expected_pages = toy.copies(), toy.copies()
+    expected = toy.run_by_operators(expected_pages)
+    assert_same(toy.run(pages), expected)
+    for found, wanted in zip(pages, expected_pages, strict=True):
+        assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_has_the_same_bits_in_a_step_of_any_size(
+    instructions: str, dtype: torch.dtype, quantization: str | None
+) -> None:
+    """Steps of few tokens normalise in every thread, others share the work."""
+    toy = Toy(
+        plain_model(quantization=quantization, width=112),
+        plain_case(dtype=dtype, requests=[(150, 1), (3, 1), (40, 1), (0, 1), (290, 1)]),
+    )
+    pages = toy.copies()
+    whole = toy.run(pages)
+    for rows in (slice(0, 1), slice(1, 3), slice(1, 5), slice(4, 5)):
+        assert_same(toy.run(toy.copies(), rows), (whole[0][rows], whole[1][rows]))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_bits_do_not_depend_on_the_number_of_threads(instructions: str, num_tokens: int) -> None:
+    """More threads than cores and than pieces of work among them."""
+    toy = Toy(plain_model(), plain_case(requests=[(300, num_tokens)]))
+    num_threads = torch.get_num_threads()
+    results = []
+    for count in (1, 2, 3, 7):
+        torch.set_num_threads(count)
+        results.append(toy.run(toy.copies()))
+    torch.set_num_threads(num_threads)
+    for other in results[1:]:
+        assert_same(other, results[0])
+
+
+def test_a_step_too_large_for_the_partial_sums_has_the_same_bits(instructions: str) -> None:
+    model, case = plain_model(windows=(None,), taps=()), plain_case(requests=[(300, 2300)])
+    toy = Toy(model, replace(case, num_kv_heads=1, num_sharing=2, head_dim=16))
+    toy.cos_PE = toy.cos_PE.repeat(6, 1)
+    toy.sin_PE = toy.sin_PE.repeat(6, 1)
+    assert_same(toy.run(toy.copies()), toy.run_by_operators(toy.copies()))
+
+
+def test_it_runs_in_any_python_thread_and_several_take_turns(instructions: str) -> None:
+    toy = Toy(plain_model(), plain_case())
+    expected = toy.run(toy.copies())
+    results: list[tuple[Tensor, Tensor]] = []
+
+    def work() -> None:
+        results.extend(toy.run(toy.copies()) for _ in range(5))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    assert len(results) == 15
+    for result in results:
+        assert_same(result, expected)
+
+
+def test_it_runs_in_inference_mode_and_afterwards(instructions: str) -> None:
+    toy = Toy(plain_model(), plain_case())
+    with torch.inference_mode():
+        inside = toy.run(toy.copies())
+    assert_same(toy.run(toy.copies()), inside)
+
+
+def test_a_step_without_tokens_is_empty(instructions: str) -> None:
+    toy = Toy(plain_model(), plain_case(requests=[(5, 0)]))
+    hidden, taps = toy.run(toy.copies())
+    assert (hidden.shape, taps.shape) == ((0, 64), (0, 128))
+
+
+@pytest.mark.parametrize("name", ["slots_N", "block_tables_RP", "query_starts_R1", "positions_N"])
+def test_a_layout_that_leaves_pages_or_tables_is_refused(instructions: str, name: str) -> None:
+    toy = Toy(plain_model(), plain_case())
+    getattr(toy.step, name)[-1:] = 2**20
+    with pytest.raises(RuntimeError):
+        toy.run(toy.copies())
+
+
+def test_what_does_not_fit_is_refused(instructions: str) -> None:
+    toy = Toy(plain_model(), plain_case())
+    with pytest.raises(RuntimeError, match="layers takes as many keys and values"):
+        toy.run(toy.copies()[:1])
+    with pytest.raises(RuntimeError, match="pages of layer 1"):
+        toy.run([toy.copies()[0], tuple(p.float() for p in toy.copies()[1])])  # type: ignore[list-item]
+    toy.x_ND = toy.x_ND[:, 1:]
+    with pytest.raises(RuntimeError, match="expected rows of 64 values"):
+        toy.run(toy.copies())
+    layer = replace(toy.layers[0], num_kv_heads=1)
+    with pytest.raises(RuntimeError, match="do not fit each other"):
+        FusedStack([layer], final_norm=None)
