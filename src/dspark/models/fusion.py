@@ -7,14 +7,14 @@ on the same input. All others stay as they are.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from dspark.kernels.attention import attention
 from dspark.kernels.elementwise import rms_norm, rotary, silu_mul
-from dspark.kernels.linear import side_by_side
+from dspark.kernels.linear import PackedLinear, side_by_side
 from dspark.kernels.stack import Norm, StackLayer
 
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
@@ -64,9 +64,9 @@ class FusedLayer(nn.Module):
             norm_in=self.norm_in,
             norm_mid=self.norm_mid,
             head_norms=self.head_norms,
-            heads=[self.qkv],
+            heads=[cast(PackedLinear, self.qkv)],
             out=self.o_proj,
-            gate_up=self.gate_up,
+            gate_up=cast(PackedLinear, self.gate_up),
             down=self.down_proj,
             head_dim=self.head_dim,
             num_heads=self.num_heads,
