@@ -37,6 +37,12 @@ def make_cycle(target: Target, drafter: Drafter | None, **changes: Any) -> Cycle
     return Cycle(target, drafter=drafter, config=CycleConfig(**{**values, **changes}))
 
 
+def packed(drafter: Drafter) -> Drafter:
+    """The same drafter as it is served on a CPU."""
+    drafter.pack()
+    return drafter
+
+
 def run(
     cycle: Cycle, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[Any]
 ) -> list[list[int]]:
@@ -138,6 +144,7 @@ def test_seeded_text_is_a_function_of_seed_prompt_and_target_alone(
         toy_drafter(target, seed=99),
         toy_drafter(target, markov_rank=0, enable_confidence_head=False),
         toy_drafter(target, d2t_S=torch.arange(0, VOCAB_SIZE, 3)),
+        packed(toy_drafter(target, d2t_S=torch.arange(0, VOCAB_SIZE, 3))),
     ]
     for other in drafters:
         assert run(make_cycle(target, other), PROMPTS, params) == expected
@@ -270,6 +277,30 @@ def test_mixed_temperatures_leave_greedy_rows_as_they_are_alone(
     for index in (0, 1, 2):
         alone = run(make_cycle(target, None), [PROMPTS[index]], each[index])[0]
         assert found[index] == alone
+
+
+def test_requests_that_operators_serve_share_steps_with_those_they_cannot(
+    target: Target,
+) -> None:
+    """UC-007, UC-034: each answer is the one that the request gets alone, without a drafter."""
+    options: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "seed": 5},
+        {"temperature": 0.0, "repetition_penalty": 1.3},
+        {"temperature": 1.0, "seed": 6, "top_k": 5},
+        {"temperature": 0.0, "num_logprobs": 2},
+        {"temperature": 0.0, "min_tokens": 4, "ignore_eos": False},
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_p": 0.8},
+    ]
+    each = [SamplingParams(**{"max_tokens": 16, "ignore_eos": True, **o}) for o in options]
+    prompts = [*PROMPTS, *PROMPTS]
+    drafter = packed(toy_drafter(target))
+    cycle = make_cycle(target, drafter, max_requests=8, num_positions=2048)
+    found = run(cycle, prompts, each)
+    for index in range(6):
+        assert found[index] == run(make_cycle(target, None), [prompts[index]], each[index])[0]
+    assert [len(answer) for answer in found[6:]] == [16, 16]
 
 
 def test_width_zero_calls_no_drafter_and_keeps_its_context_fed(target: Target) -> None:
@@ -500,8 +531,13 @@ def test_nan_logits_name_the_request(drafter: Drafter) -> None:
         run(cycle, [PROMPTS[0]], SamplingParams(temperature=0.0, max_tokens=4))
 
 
-@pytest.mark.parametrize("coupling", list(Coupling))
-def test_the_distribution_of_three_tokens_is_the_targets(coupling: Coupling) -> None:
+@pytest.mark.parametrize(
+    ("coupling", "is_packed"),
+    [(Coupling.MAXIMAL, False), (Coupling.MAXIMAL, True), (Coupling.SHARED_NOISE, True)],
+)
+def test_the_distribution_of_three_tokens_is_the_targets(
+    coupling: Coupling, is_packed: bool
+) -> None:
     """The whole engine: the joint of 3 tokens over 6,000 unseeded answers, chi-square.
 
     The exact statement is enumerated in tests/algorithms/test_exactness.py; this one finds what
@@ -509,6 +545,8 @@ def test_the_distribution_of_three_tokens_is_the_targets(coupling: Coupling) -> 
     """
     target = toy_target(vocab_size=6, pad_token_id=0, eos_token_id=None, scale=3.0)
     drafter = toy_drafter(target, vocab_size=6, mask_token_id=5, block_size=3)
+    if is_packed:
+        drafter.pack()
     cycle = make_cycle(target, drafter, max_requests=64, num_positions=64 * 16, is_checked=False)
     num_answers = 6000
     params = SamplingParams(temperature=1.0, max_tokens=4, coupling=coupling)

@@ -4,7 +4,7 @@ It knows slots and positions, no model and no sampling.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,7 @@ from dspark.core import AttentionLayout
 from dspark.engine.kv_cache import KVCache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(NamedTuple):
     """`num_tokens` consecutive positions of one slot, from `start` on."""
 
     slot: int
@@ -31,22 +30,21 @@ def layout_of(
     At least two rows and two pages are described, the spare ones empty, so that a compiled
     graph sees no dimension of size one but the tokens.
     """
-    counts = np.array([run.num_tokens for run in runs], dtype=np.int64)
-    starts = np.array([run.start for run in runs], dtype=np.int64)
-    slots = np.array([run.slot for run in runs], dtype=np.int64)
+    table_R3 = np.array(runs, dtype=np.int64)
+    slots, starts, counts = table_R3.T
+    num_runs = len(runs)
     ends = starts + counts
-    first = np.concatenate([[0], np.cumsum(counts)])
-    total = int(first[-1])
+    first = np.zeros(num_runs + 1, dtype=np.int64)
+    np.cumsum(counts, out=first[1:])
+    total, max_visible = int(first[-1]), int(ends.max())
     positions_N = np.arange(total) + np.repeat(starts - first[:-1], counts)
     visible_N = np.repeat(ends, counts) if is_two_way else positions_N + 1
-    max_visible = int(ends.max())
-    num_rows = max(2, len(runs))
-    num_columns = max(2, cache.pages_for(max_visible))
-    tables_RP = np.zeros((num_rows, num_columns), dtype=np.int32)
+    num_rows = max(2, num_runs)
+    tables_RP = np.zeros((num_rows, max(2, cache.pages_for(max_visible))), dtype=np.int32)
     tables = cache.tables(slots, num_positions=max_visible)
-    tables_RP[: len(runs), : tables.shape[1]] = tables
+    tables_RP[:num_runs, : tables.shape[1]] = tables
     query_starts_R1 = np.full(num_rows + 1, total, dtype=np.int32)
-    query_starts_R1[: len(runs) + 1] = first
+    query_starts_R1[: num_runs + 1] = first
     places_N = cache.places(np.repeat(slots, counts), positions_N)
     return AttentionLayout(
         block_tables_RP=torch.from_numpy(tables_RP).to(device),

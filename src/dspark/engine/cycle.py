@@ -6,31 +6,28 @@ no clock.
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.algorithms.acceptance import Verdict, accept
-from dspark.algorithms.noise import RoundNoise
-from dspark.algorithms.sampling import RowContext, TokenScores, process_logits, token_logprobs
 from dspark.core import (
     DraftBlock,
     Request,
     RoundResult,
     StepResult,
-    TokenLogprobs,
     VerifyPlan,
 )
 from dspark.engine.admission import Admission
 from dspark.engine.batch import Run, layout_of
 from dspark.engine.draft_pass import DraftPass
+from dspark.engine.judge import Judgement, judge
 from dspark.engine.kv_cache import KVCache
-from dspark.engine.live_request import LiveRequest, StopText, origins_of
+from dspark.engine.live_request import LiveRequest, StopText, origins_of, round_table
 from dspark.engine.planner import FixedWidthPlanner
 from dspark.engine.proposer import Proposer, StepStates
 from dspark.errors import InputError
-from dspark.kernels import selection
 from dspark.models.drafter import Drafter
 from dspark.models.target import Target
 
@@ -80,11 +77,8 @@ class _Batch:
     decoding: Sequence[LiveRequest]
     caps: Sequence[int]
     chunks: Sequence[_Chunk]
-
-    @property
-    def sampling(self) -> list[LiveRequest]:
-        """The requests that get a token: all that decode, then those whose prompt ends."""
-        return [*self.decoding, *(chunk.live for chunk in self.chunks if chunk.ends_prompt)]
+    sampling: Sequence[LiveRequest]
+    """The requests that get a token: all that decode, then those whose prompt ends."""
 
 
 class Cycle:
@@ -169,9 +163,10 @@ class Cycle:
         batch = self._compose()
         block = self._draft(batch)
         plan = self._plan(batch, block)
-        scores = self._verify(batch, block, plan)
-        verdict = self._accept(batch, block, plan, scores)
-        result = self._commit(batch, block, plan, scores, verdict)
+        drafts = self._drafts(batch, block, plan)
+        logits_NV = self._verify(batch, drafts)
+        judgement = self._accept(batch, block, drafts, logits_NV)
+        result = self._commit(batch, block, drafts, judgement)
         if self.config.is_checked:
             self.check()
         return result
@@ -207,16 +202,16 @@ class Cycle:
             num_tokens = min(missing, budget)
             chunks.append(_Chunk(live=live, start=live.num_computed, num_tokens=num_tokens))
             budget -= chunks[-1].num_tokens
-        return _Batch(decoding=decoding, caps=caps, chunks=chunks)
+        ending = [chunk.live for chunk in chunks if chunk.ends_prompt]
+        return _Batch(decoding=decoding, caps=caps, chunks=chunks, sampling=[*decoding, *ending])
 
     def _draft(self, batch: _Batch) -> DraftBlock | None:
         drafting = [r for r, cap in enumerate(batch.caps) if cap > 0]
         if self._proposer is None or not drafting:
             return None  # no drafter call, no cost (UC-142)
         requests = [batch.decoding[r] for r in drafting]
-        block = self._proposer.propose(
-            requests, cache=self._cache, noise=_noise(requests, self._target.device)
-        )
+        rounds = round_table(requests, device=self._target.device)
+        block = self._proposer.propose(requests, cache=self._cache, noise=rounds.noise)
         if len(drafting) == len(batch.sampling):
             return block
         return _spread(block, drafting, num_rows=len(batch.sampling))
@@ -229,41 +224,42 @@ class Cycle:
             caps = [min(pair) for pair in zip(caps, block.num_offered, strict=True)]
         return self._planner.plan(block, caps)
 
-    def _verify(self, batch: _Batch, block: DraftBlock | None, plan: VerifyPlan) -> TokenScores:
+    def _drafts(
+        self, batch: _Batch, block: DraftBlock | None, plan: VerifyPlan
+    ) -> Sequence[Sequence[int]]:
+        """The drafted tokens that are verified, for each request that gets a token."""
+        if block is None:
+            return [()] * len(batch.sampling)
+        rows = zip(block.tokens_RK.tolist(), plan.lengths, strict=True)
+        return [tokens[:length] for tokens, length in rows]
+
+    def _verify(self, batch: _Batch, drafts: Sequence[Sequence[int]]) -> Tensor:
+        """Logits of the anchors and their drafts, then of the prompts that end: [N, V]."""
         ids: list[int] = []
         runs: list[Run] = []
-        wanted: list[int] = []  # flattened tokens whose logits are needed
-        drafts = block.tokens_RK.tolist() if block is not None else None
-        contexts: list[RowContext] = []
-        for r, live in enumerate(batch.decoding):
-            window = drafts[r][: plan.lengths[r]] if drafts is not None else []
-            runs.append(Run(slot=live.slot, start=live.num_computed, num_tokens=1 + len(window)))
-            wanted.extend(range(len(ids), len(ids) + 1 + len(window)))
-            ids.extend((live.tokens[-1], *self._valid_ids(window)))
-            state = live.logit_state
-            contexts.extend(
-                RowContext(state=state, drafted=tuple(window[:j])) for j in range(len(window) + 1)
-            )
+        for live, tokens in zip(batch.decoding, drafts, strict=False):
+            ids.append(live.tokens[-1])
+            ids.extend(tokens)
+            runs.append(Run(live.slot, live.num_computed, 1 + len(tokens)))
+        wanted = list(range(len(ids)))
         for chunk in batch.chunks:
-            start = chunk.start
-            runs.append(Run(slot=chunk.live.slot, start=start, num_tokens=chunk.num_tokens))
-            ids.extend(chunk.live.tokens[start : start + chunk.num_tokens])
+            ids.extend(chunk.live.tokens[chunk.start : chunk.start + chunk.num_tokens])
+            runs.append(Run(chunk.live.slot, chunk.start, chunk.num_tokens))
             if chunk.ends_prompt:
                 wanted.append(len(ids) - 1)
-                contexts.append(RowContext(state=chunk.live.logit_state))
         for run in runs:
             self._cache.write(run.slot, run.start + run.num_tokens)
         hidden_ND = self._pass(ids, runs)
-        if len(wanted) != len(ids):
+        if batch.chunks:
             hidden_ND = hidden_ND[wanted]
-        return process_logits(
-            self._target.logits(hidden_ND), contexts, operators=selection.operators()
-        )
+        return self._target.logits(hidden_ND)
 
     def _pass(self, ids: Sequence[int], runs: Sequence[Run]) -> Tensor:
         device = self._target.device
         layout = layout_of(runs, self._cache, device=device)
-        ids_N = torch.tensor(ids, device=device)
+        # an id outside the vocabulary is rejected later; it must not index the embedding (UC-009)
+        ids_N = torch.from_numpy(np.array(ids, dtype=np.int64)).to(device)
+        ids_N = ids_N.clamp(0, self._target.spec.vocab_size - 1)
         output = self._target.forward(
             ids_N,
             layout=layout,
@@ -281,53 +277,46 @@ class Cycle:
             )
         return output.hidden_ND
 
-    def _valid_ids(self, window: Sequence[int]) -> list[int]:
-        # an id outside the vocabulary is rejected later; it must not index the embedding (UC-009)
-        vocab_size = self._target.spec.vocab_size
-        return [token if 0 <= token < vocab_size else 0 for token in window]
-
     def _accept(
-        self, batch: _Batch, block: DraftBlock | None, plan: VerifyPlan, scores: TokenScores
-    ) -> Verdict:
-        requests, device = batch.sampling, self._target.device
-        if not requests:
-            return Verdict(num_accepted=(), next_tokens=(), lengths=())
-        tokens_RK = torch.zeros((len(requests), 0), dtype=torch.int64, device=device)
-        probs_RKS = torch.zeros((len(requests), 0, 1), device=device)
-        vocabulary = None
-        if block is not None and self._proposer is not None:
-            tokens_RK, vocabulary = block.tokens_RK, self._proposer.vocabulary
-            probs_RKS = block.probs_RKS if block.probs_RKS is not None else probs_RKS
-        return accept(
-            scores=scores,
-            draft_tokens_RK=tokens_RK,
-            draft_probs_RKS=probs_RKS,
-            lengths=plan.lengths,
-            noise=_noise(requests, device),
-            vocabulary=vocabulary,
-        )
+        self,
+        batch: _Batch,
+        block: DraftBlock | None,
+        drafts: Sequence[Sequence[int]],
+        logits_NV: Tensor,
+    ) -> Judgement:
+        vocabulary = None if self._proposer is None else self._proposer.vocabulary
+        return judge(batch.sampling, logits_NV, drafts=drafts, block=block, vocabulary=vocabulary)
 
     def _commit(
         self,
         batch: _Batch,
         block: DraftBlock | None,
-        plan: VerifyPlan,
-        scores: TokenScores,
-        verdict: Verdict,
+        drafts: Sequence[Sequence[int]],
+        judgement: Judgement,
     ) -> StepResult:
-        rounds: list[RoundResult] = []
         for chunk in batch.chunks:
             chunk.live.num_computed += chunk.num_tokens
             self._cache.commit(chunk.live.slot, chunk.live.num_computed)
-        first_row = 0
         offered = self._offered(batch, block)
-        for r, live in enumerate(batch.sampling):
-            rounds.append(self._commit_round(live, r, first_row, scores, verdict, offered[r]))
-            first_row += plan.lengths[r] + 1
+        confidence = None
+        if block is not None and block.confidence_RK is not None:
+            confidence = block.confidence_RK.tolist()
+        rounds = [
+            self._commit_round(
+                live,
+                r,
+                drafts[r],
+                judgement,
+                num_offered=offered[r],
+                confidence=confidence[r][: offered[r]] if confidence and offered[r] else None,
+            )
+            for r, live in enumerate(batch.sampling)
+        ]
+        num_decoding = len(batch.decoding)
         return StepResult(
-            rounds=_with_confidence(rounds, block),
+            rounds=rounds,
             num_prompt_tokens=sum(chunk.num_tokens for chunk in batch.chunks),
-            num_verify_tokens=sum(plan.lengths[: len(batch.decoding)]) + len(batch.decoding),
+            num_verify_tokens=num_decoding + sum(map(len, drafts[:num_decoding])),
         )
 
     def _offered(self, batch: _Batch, block: DraftBlock | None) -> Sequence[int]:
@@ -343,47 +332,38 @@ class Cycle:
         self,
         live: LiveRequest,
         row: int,
-        first_row: int,
-        scores: TokenScores,
-        verdict: Verdict,
+        drafted: Sequence[int],
+        judgement: Judgement,
+        *,
         num_offered: int,
+        confidence: Sequence[float] | None,
     ) -> RoundResult:
         is_prefill = not live.is_decoding
+        verdict = judgement.verdict
         num_accepted = verdict.num_accepted[row]
-        drafted = scores.rows[first_row + num_accepted].drafted
         tokens = [*drafted[:num_accepted], verdict.next_tokens[row]]
         taken, reason = live.commit(tokens)
         live.num_rounds += 1
         if not is_prefill:
             live.num_computed += taken
             self._cache.commit(live.slot, live.num_computed)
-        logprobs = self._logprobs(live, scores, first_row, tokens[:taken])
+        tokens = tokens[:taken]
+        num_top = live.params.num_logprobs
         result = RoundResult(
             request_id=live.request.id,
-            token_ids=tokens[:taken],
+            token_ids=tokens,
             origins=origins_of(num_accepted, verdict.origin(row), taken=taken),
-            logprobs=logprobs,
+            logprobs=None if num_top is None else judgement.logprobs(row, tokens, num_top=num_top),
             num_offered=num_offered,
-            num_planned=verdict.lengths[row],
+            num_planned=len(drafted),
             num_accepted=min(num_accepted, taken),
             is_prefill=is_prefill,
             finish_reason=reason,
+            confidence_logits=confidence,
         )
         if reason is not None:
             self._close(live)
         return result
-
-    def _logprobs(
-        self, live: LiveRequest, scores: TokenScores, first_row: int, tokens: Sequence[int]
-    ) -> list[TokenLogprobs] | None:
-        if live.params.num_logprobs is None:
-            return None
-        return token_logprobs(
-            scores,
-            rows=range(first_row, first_row + len(tokens)),
-            tokens=tokens,
-            num_top=live.params.num_logprobs,
-        )
 
     def _close(self, live: LiveRequest) -> None:
         self._cache.close(live.slot)
@@ -414,23 +394,6 @@ class Cycle:
             )
         if request.id in self._admission or request.id in {r.request.id for r in self._live}:
             raise InputError(f"Request id {request.id!r} is in use; give each request its own.")
-
-
-def _noise(requests: Sequence[LiveRequest], device: torch.device) -> RoundNoise:
-    return RoundNoise(
-        seed_R=torch.tensor([r.seed for r in requests], dtype=torch.int64, device=device),
-        position_R=torch.tensor([len(r.tokens) for r in requests], device=device),
-        round_R=torch.tensor([r.num_rounds for r in requests], device=device),
-    )
-
-
-def _with_confidence(rounds: list[RoundResult], block: DraftBlock | None) -> list[RoundResult]:
-    if block is None or block.confidence_RK is None:
-        return rounds
-    return [
-        replace(item, confidence_logits=logits[: item.num_offered]) if item.num_offered else item
-        for item, logits in zip(rounds, block.confidence_RK.tolist(), strict=True)
-    ]
 
 
 def _spread(block: DraftBlock, rows: Sequence[int], *, num_rows: int) -> DraftBlock:

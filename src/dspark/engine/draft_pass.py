@@ -1,6 +1,8 @@
 """The drafter at work: it takes in taps of a step and proposes blocks for requests.
 
 It knows pages, rows and the requests' sampling options; it does not decide what is verified.
+Where the drafter is packed, operators feed its context and walk a block for plain requests
+(`LiveRequest.is_plain`); the drafter's own modules do the same for all others.
 """
 
 from collections.abc import Sequence
@@ -15,12 +17,16 @@ from dspark.algorithms.sampling import RowContext, process_logits
 from dspark.core import DraftBlock
 from dspark.engine.batch import Run, layout_of
 from dspark.engine.kv_cache import KVCache
-from dspark.engine.live_request import LiveRequest
+from dspark.engine.live_request import LiveRequest, round_table
 from dspark.engine.proposer import StepStates
 from dspark.kernels import selection
 from dspark.kernels.attention import attention
+from dspark.kernels.draft import feed_context, walk
+from dspark.kernels.rounds import DrawKind
 from dspark.models.attention import KVPages, LayerShape
 from dspark.models.drafter import Drafter
+from dspark.models.drafter_kernels import context_weights, walk_weights
+from dspark.models.rotary import RotaryTables
 
 
 class DraftPass:
@@ -45,6 +51,10 @@ class DraftPass:
         self.vocabulary = _vocabulary(drafter, vocab_size)
         self._windows = config.windows
         self._scale = config.head_dim**-0.5
+        self._context = context_weights(drafter)
+        self._walk_weights = walk_weights(drafter)
+        self._tables = RotaryTables(drafter.angles)
+        self._probs = torch.empty(0, device=self.device)  # memory of q, kept from step to step
 
     def feed(self, states: StepStates) -> None:
         """Write the context's keys and values of a step's tokens into the drafter's pages.
@@ -52,6 +62,43 @@ class DraftPass:
         Rejected tokens may be among them: their positions are written again, by the next block
         and by the next step, before anything reads them.
         """
+        layout = states.layout
+        if self._context is None:
+            self._feed_by_modules(states)
+            return
+        cos_PE, sin_PE = self._tables.up_to(layout.max_visible)
+        feed_context(
+            self._context,
+            states.taps_NM.to(self.drafter.dtype),
+            keys=self._pages.keys,
+            values=self._pages.values,
+            cos_PE=cos_PE,
+            sin_PE=sin_PE,
+            positions_N=layout.positions_N,
+            places_N=layout.slots_N,
+        )
+
+    def propose(
+        self, requests: Sequence[LiveRequest], *, cache: KVCache, noise: RoundNoise
+    ) -> DraftBlock:
+        """One block of K tokens for each request, its last token being the anchor."""
+        hidden_RKD = self._backbone(requests, cache)
+        plain = [r for r, live in enumerate(requests) if live.is_plain]
+        if self._walk_weights is None or not plain:
+            return self._walk_by_modules(requests, hidden_RKD, noise)
+        if len(plain) == len(requests):
+            block = self._walk_at_once(requests, hidden_RKD)
+            return self._walk_by_modules(requests, hidden_RKD, noise) if block is None else block
+        others = sorted(set(range(len(requests))) - set(plain))
+        block = self._walk_at_once([requests[r] for r in plain], hidden_RKD[plain])
+        if block is None:
+            return self._walk_by_modules(requests, hidden_RKD, noise)
+        rest = self._walk_by_modules(
+            [requests[r] for r in others], hidden_RKD[others], noise.pick(others)
+        )
+        return _merged((plain, block), (others, rest))
+
+    def _feed_by_modules(self, states: StepStates) -> None:
         layout = states.layout
         ctx_ND = self.drafter.context(states.taps_NM)
         pages_N = layout.slots_N // self._pages.page_size
@@ -65,18 +112,9 @@ class DraftPass:
             keys[pages_N, :, rows_N] = k_NGE
             values[pages_N, :, rows_N] = v_NGE
 
-    def propose(
-        self, requests: Sequence[LiveRequest], *, cache: KVCache, noise: RoundNoise
-    ) -> DraftBlock:
-        """One block of K tokens for each request, its last token being the anchor."""
-        hidden_RKD = self._backbone(requests, cache)
-        return self._walk(requests, hidden_RKD, noise)
-
     def _backbone(self, requests: Sequence[LiveRequest], cache: KVCache) -> Tensor:
         anchors_R = torch.tensor([r.tokens[-1] for r in requests], device=self.device)
-        runs = [
-            Run(slot=r.slot, start=len(r.tokens) - 1, num_tokens=self.block_size) for r in requests
-        ]
+        runs = [Run(r.slot, len(r.tokens) - 1, self.block_size) for r in requests]
         layout = layout_of(runs, cache, device=self.device, is_two_way=True)
 
         def attend(layer: int, q_NHE: Tensor, k_NGE: Tensor, v_NGE: Tensor) -> Tensor:
@@ -101,7 +139,35 @@ class DraftPass:
         )
         return hidden_ND.view(len(requests), self.block_size, -1)
 
-    def _walk(
+    def _walk_at_once(
+        self, requests: Sequence[LiveRequest], hidden_RKD: Tensor
+    ) -> DraftBlock | None:
+        """The walk as one operator; `None` if a score is not finite."""
+        assert self._walk_weights is not None
+        rounds = round_table(requests, device=self.device)
+        has_maximal = any(live.kind == DrawKind.MAXIMAL for live in requests)
+        probs_RKS = self._memory_of_probs(len(requests)) if has_maximal else None
+        found = walk(
+            self._walk_weights,
+            hidden_RKD.flatten(0, 1),
+            block_size=self.block_size,
+            rounds=rounds,
+            d2t_S=None if self.vocabulary is None else self.vocabulary.d2t_S,
+            probs_RKS=probs_RKS,
+        )
+        if found is None:
+            return None
+        tokens_RK, confidence_RK = found
+        return DraftBlock(tokens_RK=tokens_RK, probs_RKS=probs_RKS, confidence_RK=confidence_RK)
+
+    def _memory_of_probs(self, num_rows: int) -> Tensor:
+        shape = (num_rows, self.block_size, self.drafter.config.num_draft_tokens)
+        size = shape[0] * shape[1] * shape[2]
+        if self._probs.numel() < size:
+            self._probs = torch.empty(size, device=self.device)
+        return self._probs[:size].view(shape)
+
+    def _walk_by_modules(
         self, requests: Sequence[LiveRequest], hidden_RKD: Tensor, noise: RoundNoise
     ) -> DraftBlock:
         """Left to right: bias from what was drawn, draw, next slot (Eq. 4)."""
@@ -155,6 +221,30 @@ class DraftPass:
         e_RKr = torch.stack(list(embeddings), dim=1) if head.rank > 0 else None
         logits_RK: Tensor = head(hidden_RKD, e_RKr)
         return logits_RK
+
+
+def _merged(*parts: tuple[Sequence[int], DraftBlock]) -> DraftBlock:
+    """Blocks of different requests as one: row `rows[i]` of the whole is row i of its part."""
+    num_rows = sum(len(rows) for rows, _ in parts)
+
+    def joined(name: str) -> Tensor | None:
+        given = [(rows, getattr(block, name)) for rows, block in parts]
+        first = next((values for _, values in given if values is not None), None)
+        if first is None:
+            return None
+        whole: Tensor = first.new_zeros((num_rows, *first.shape[1:]))
+        for rows, values in given:
+            if values is not None:
+                whole[list(rows)] = values
+        return whole
+
+    tokens_RK = joined("tokens_RK")
+    assert tokens_RK is not None
+    return DraftBlock(
+        tokens_RK=tokens_RK,
+        probs_RKS=joined("probs_RKS"),
+        confidence_RK=joined("confidence_RK"),
+    )
 
 
 def _vocabulary(drafter: Drafter, vocab_size: int) -> DraftVocabulary | None:

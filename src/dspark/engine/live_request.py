@@ -11,8 +11,10 @@ from typing import Protocol
 
 import torch
 
+from dspark.algorithms.filters import Filter
 from dspark.algorithms.logit_state import LogitState
 from dspark.core import FinishReason, Origin, Request
+from dspark.kernels.rounds import DrawKind, RoundTable
 
 
 class StopText(Protocol):
@@ -58,6 +60,8 @@ class LiveRequest:
             vocab_size=vocab_size,
             device=device,
         )
+        self.kind = int(DrawKind.of(params))
+        self._has_filters = self.kind != DrawKind.GREEDY and not Filter.of(params).keeps_all
         self._max_positions = max_positions
         self._stop_ids = set(params.stop_token_ids)
         if not params.ignore_eos:
@@ -79,6 +83,11 @@ class LiveRequest:
         """Tokens that may still be committed, by `max_tokens` and by the context."""
         return min(self.params.max_tokens - self.num_answer, self._max_positions - len(self.tokens))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but the temperature changes its logits: operators then draw for it."""
+        return not self._has_filters and not self.logit_state.shapes_logits
+
     def max_width(self, block_size: int) -> int:
         """Drafted tokens worth verifying now: a round commits at most one token more."""
         cap = block_size if self.params.max_draft is None else self.params.max_draft
@@ -90,28 +99,36 @@ class LiveRequest:
         Returns how many were taken and why the answer ended, if it did (UC-021, UC-024, UC-025).
         """
         taken, reason = len(token_ids), None
-        for index, token in enumerate(token_ids):
-            reason = self._reason_after(token, num_before=index)
-            if reason is not None:
-                taken = index + 1
-                break
+        if taken >= self.num_left:
+            taken = self.num_left
+            is_length = self.num_answer + taken >= self.params.max_tokens
+            reason = FinishReason.LENGTH if is_length else FinishReason.CONTEXT
+        if self._stop_text is not None or not self._stop_ids.isdisjoint(token_ids):
+            for index, token in enumerate(token_ids[:taken]):
+                if self._stops_at(token):
+                    taken, reason = index + 1, FinishReason.STOP
+                    break
         kept = token_ids[:taken]
         self.tokens.extend(kept)
         self.logit_state.commit(kept)
         return taken, reason
 
-    def _reason_after(self, token: int, *, num_before: int) -> FinishReason | None:
+    def _stops_at(self, token: int) -> bool:
         if token in self._stop_ids:
-            return FinishReason.STOP
-        if self._stop_text is not None:
-            self._stop_text.push([token])
-            if self._stop_text.stopped_at is not None:
-                return FinishReason.STOP
-        if self.num_answer + num_before + 1 >= self.params.max_tokens:
-            return FinishReason.LENGTH
-        if len(self.tokens) + num_before + 1 >= self._max_positions:
-            return FinishReason.CONTEXT
-        return None
+            return True
+        if self._stop_text is None:
+            return False
+        self._stop_text.push([token])
+        return self._stop_text.stopped_at is not None
+
+
+def round_table(requests: Sequence[LiveRequest], *, device: torch.device) -> RoundTable:
+    """What the next round asks of each of these requests."""
+    return RoundTable.of(
+        [(r.kind, r.seed, len(r.tokens), r.num_rounds, r.tokens[-1]) for r in requests],
+        [r.params.temperature for r in requests],
+        device=device,
+    )
 
 
 def origins_of(num_accepted: int, last: Origin, *, taken: int) -> list[Origin]:

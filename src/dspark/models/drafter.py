@@ -124,7 +124,7 @@ class Drafter(nn.Module):
         They depend on nothing after their own position, so that a cache may keep them.
         """
         cos, sin = self.rotary.angles(positions_N)
-        return [layer.self_attn.keys_values(ctx_ND, cos, sin) for layer in self._layers()]
+        return [layer.self_attn.keys_values(ctx_ND, cos, sin) for layer in self.decoder_layers()]
 
     def block_inputs(self, anchor_ids_R: Tensor) -> Tensor:
         """Embeddings [R * K, D] of `[anchor, mask, .., mask]` for each row, flattened."""
@@ -137,7 +137,7 @@ class Drafter(nn.Module):
     def backbone(self, x_ND: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """Block slots through all layers to the hidden states [N, D] after the final norm."""
         cos, sin = self.rotary.angles(positions_N)
-        for layer in self._layers():
+        for layer in self.decoder_layers():
             x_ND = layer(x_ND, cos, sin, attend)
         hidden_ND: Tensor = self.norm(x_ND)
         return hidden_ND
@@ -154,15 +154,26 @@ class Drafter(nn.Module):
 
         `head`: the target's own packed LM head, to share where the whole vocabulary is proposed.
         """
-        for layer in self._layers():
+        for layer in self.decoder_layers():
             layer.self_attn.join()
             layer.mlp.join()
         replace_linears(self, quantization)
         if head is None or self.config.draft_vocab_size is not None:
-            head = PackedLinear.pack(self.head_weight_SD, quantization=quantization).forward
+            head = PackedLinear.pack(self.head_weight_SD, quantization=quantization)
         self._packed_head = head
 
-    def _layers(self) -> list["DrafterLayer"]:
+    @property
+    def packed_head(self) -> Project | None:
+        """The LM head that `pack` left, if it ran."""
+        return self._packed_head
+
+    def angles(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary cos and sin, float32 [N, E], of positions."""
+        cos_N1E, sin_N1E = self.rotary.angles(positions_N.to(self.embed_weight_VD.device))
+        return cos_N1E[:, 0], sin_N1E[:, 0]
+
+    def decoder_layers(self) -> list["DrafterLayer"]:
+        """The layers in order."""
         return list(self.layers)  # type: ignore[arg-type]  # ModuleList forgets its element type
 
 

@@ -1,0 +1,57 @@
+"""A packed drafter's weights as the operators of `kernels.draft` take them.
+
+Each function answers `None` where an operator does not fit: nothing packed, no C++ path, another
+kind of sequential head. Then the drafter's own modules run.
+"""
+
+import torch
+from torch import Tensor
+
+from dspark.kernels.draft import ContextWeights, WalkWeights
+from dspark.kernels.linear import PackedLinear
+from dspark.models.drafter import Drafter
+from dspark.models.heads import SequentialKind
+
+
+def context_weights(drafter: Drafter) -> ContextWeights | None:
+    """What feeds the drafter's context."""
+    layers = [layer.self_attn for layer in drafter.decoder_layers()]
+    projections: list[object] = [drafter.fc, *(attention.kv_proj for attention in layers)]
+    packed = [p for p in projections if isinstance(p, PackedLinear) and p.is_compiled]
+    if len(packed) != len(projections) or drafter.config.head_dim % 2:
+        return None
+    norms = [drafter.hidden_norm.weight, *(attention.k_norm.weight for attention in layers)]
+    return ContextWeights(
+        projections=packed,
+        norms=[norm.detach() for norm in norms],
+        eps=drafter.config.rms_norm_eps,
+    )
+
+
+def walk_weights(drafter: Drafter) -> WalkWeights | None:
+    """What a block is walked with: no sequential head, or one that sees the last token alone."""
+    head, markov = drafter.packed_head, drafter.markov_head
+    if not isinstance(head, PackedLinear) or not head.is_compiled or head.bias is not None:
+        return None
+    if drafter.head_weight_SD.dtype != drafter.dtype:
+        return None
+    if markov is None:
+        return WalkWeights(head=head, w1_Vr=None, w2=None, confidence=_confidence(drafter))
+    w2: object = markov.markov_w2
+    if markov.kind is not SequentialKind.VANILLA:
+        return None
+    if not isinstance(w2, PackedLinear) or not w2.is_compiled:
+        return None
+    return WalkWeights(
+        head=head,
+        w1_Vr=markov.markov_w1.weight.detach(),
+        w2=w2,
+        confidence=_confidence(drafter),
+    )
+
+
+def _confidence(drafter: Drafter) -> Tensor | None:
+    if drafter.confidence_head is None:
+        return None
+    row = drafter.confidence_head.proj
+    return torch.cat([row.weight[0], row.bias]).detach().float()
