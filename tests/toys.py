@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from dspark.models.chain import ChainDrafter
 from dspark.models.drafter import Drafter, DrafterConfig
+from dspark.models.drafter_config import DrafterKind
 from dspark.models.target import Target
 
 VOCAB_SIZE = 48
@@ -61,6 +63,41 @@ def toy_drafter(target: Target, *, seed: int = 1, **changes: Any) -> Drafter:
     if d2t_S is not None:
         changes["draft_vocab_size"] = len(d2t_S)
     drafter = Drafter(
+        DrafterConfig(**{**values, **changes}),
+        embed_weight_VD=target.embed_weight_VD,
+        head_weight_VD=target.head_weight_VD,
+        d2t_S=d2t_S,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return drafter.requires_grad_(requires_grad=False)
+
+
+def toy_chain(
+    target: Target, kind: DrafterKind = DrafterKind.EAGLE3, *, seed: int = 1, **changes: Any
+) -> ChainDrafter:
+    """A random EAGLE-3 drafter or MTP module for a toy target."""
+    num_layers = target.spec.num_layers
+    values: Mapping[str, Any] = {
+        "kind": kind,
+        "vocab_size": target.spec.vocab_size,
+        "hidden_size": target.spec.hidden_size,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 128,
+        "rope_theta": 10000.0,
+        "num_target_layers": num_layers,
+        "target_layer_ids": (0, 1) if kind is DrafterKind.EAGLE3 else (num_layers,),
+        "block_size": 4,
+        "markov_rank": 0,
+        "enable_confidence_head": False,
+    }
+    d2t_S = changes.pop("d2t_S", None)
+    if d2t_S is not None:
+        changes["draft_vocab_size"] = len(d2t_S)
+    drafter = ChainDrafter(
         DrafterConfig(**{**values, **changes}),
         embed_weight_VD=target.embed_weight_VD,
         head_weight_VD=target.head_weight_VD,

@@ -18,6 +18,7 @@ from dspark.data.prompts import Prompt, read_prompts
 from dspark.engine.cycle import CycleConfig
 from dspark.errors import InputError, ModelError
 from dspark.llm import LLM
+from dspark.models.drafter import Drafter
 from dspark.models.embedded import DEFAULT_TARGET
 from dspark.models.target import Target
 
@@ -217,8 +218,7 @@ def read_tasks(files: Sequence[Path], *, limit: int | None) -> Mapping[str, Chat
 def without_sequential_head(llm: LLM) -> LLM:
     """An LLM of the same target and drafter, its sequential head off: how much that is worth."""
     require_drafter(llm)
-    assert llm.drafter is not None
-    if llm.drafter.markov_head is None:
+    if not isinstance(llm.drafter, Drafter) or llm.drafter.markov_head is None:
         raise ModelError("This drafter has no sequential head that could be switched off.")
     llm.drafter.markov_head = None
     llm.drafter.confidence_head = None  # it may read that head's embeddings; nothing else needs it

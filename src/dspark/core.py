@@ -151,14 +151,17 @@ class DraftBlock:
     `tokens_RK` int64, TARGET ids. `probs_RKS` float32: the very distributions the tokens were
     drawn from (method section 4: the same tensor serves drawing and ratio), over the draft
     vocabulary; `None` where no request uses maximal coupling, which alone asks for them.
-    `confidence_RK` float32 logits of c_k, `None` for a drafter without that head. `num_offered`
-    says how many leading tokens of each row are proposals; `None`: all K of every row.
+    `confidence_RK` float32 logits of c_k, `None` for a drafter without that head; it never looks
+    at a token that it judges. `num_offered` says how many leading tokens of each row are
+    proposals; `None`: all K of every row. `is_certain`: no token was drawn, each has probability
+    1 (then `probs_RKS` is `None`).
     """
 
     tokens_RK: Tensor
     probs_RKS: Tensor | None
     confidence_RK: Tensor | None
     num_offered: Sequence[int] | None = None
+    is_certain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

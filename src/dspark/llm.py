@@ -19,16 +19,21 @@ from dspark.core import (
     resolve_dtype,
 )
 from dspark.engine.cycle import Cycle, CycleConfig
+from dspark.engine.draft_source import DraftSource, block_size_of
+from dspark.engine.prompt_lookup import PromptLookup
 from dspark.errors import InputError, ModelError
 from dspark.models.checkpoint import load_drafter
-from dspark.models.drafter import Drafter
 from dspark.models.embedded import DEFAULT_TARGET, is_embedded
+from dspark.models.kinds import AnyDrafter
 from dspark.models.target import Target, resolve_source
 from dspark.text.detokenizer import Detokenizer
 from dspark.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text as it is, token ids, or chat messages for the target's own template."""
+
+PROMPT_LOOKUP = "prompt-lookup"
+"""The name of a drafter without weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +141,7 @@ class LLM:
         target: Target,
         *,
         tokenizer: Tokenizer | None = None,
-        drafter: Drafter | None = None,
+        drafter: DraftSource | None = None,
         config: CycleConfig | None = None,
         quantization: str | None = None,
     ) -> None:
@@ -164,8 +169,9 @@ class LLM:
     ) -> "LLM":
         """Load everything from disk.
 
-        `drafter`: a directory, `None` for plain decoding, or "auto": the one shipped for this
-        target, if there is one. `dtype`: bf16, fp32 or auto. `quantization`: int8 or `None`.
+        `drafter`: a directory, `None` for plain decoding, "auto": the one shipped for this
+        target, if there is one, or "prompt-lookup": what the request's own text
+        repeats. `dtype`: bf16, fp32 or auto. `quantization`: int8 or `None`.
         Raises `ModelError` for what is missing or does not fit.
         """
         torch_device = _resolve_device(device)
@@ -184,21 +190,15 @@ class LLM:
         return llm.with_drafter(shipped_drafter(target) if drafter == "auto" else drafter)
 
     def with_drafter(self, path: str | Path | None) -> "LLM":
-        """The same target, not loaded again, with the drafter in `path`, or with none.
+        """The same target, not loaded again, with another drafter as `load` takes it, or none.
 
         Raises `ModelError` for a drafter that is missing or does not fit.
         """
-        drafter = None
-        if path is not None:
-            tokenizer = self.tokenizer
-            drafter = load_drafter(
-                path,
-                self.target,
-                num_tokens=tokenizer.vocab_size,
-                template_hash=tokenizer.template_hash if tokenizer.has_chat_template else None,
-            ).to(self.target.dtype)
-            if self.target.device.type == "cpu":
-                drafter.pack(quantization=self._quantization)
+        drafter: DraftSource | None = None
+        if path == PROMPT_LOOKUP:
+            drafter = PromptLookup()
+        elif path is not None:
+            drafter = self._load_drafter(path)
         return LLM(
             self.target,
             tokenizer=self._tokenizer,
@@ -206,6 +206,23 @@ class LLM:
             config=self.config,
             quantization=self._quantization,
         )
+
+    def _load_drafter(self, path: str | Path) -> AnyDrafter:
+        tokenizer = self.tokenizer
+        drafter = load_drafter(
+            path,
+            self.target,
+            num_tokens=tokenizer.vocab_size,
+            template_hash=tokenizer.template_hash if tokenizer.has_chat_template else None,
+        ).to(self.target.dtype)
+        if self.target.device.type == "cpu":
+            drafter.pack(quantization=self._quantization)
+        return drafter
+
+    @property
+    def block_size(self) -> int:
+        """K: tokens drafted in a round, at most; 0 without a drafter."""
+        return block_size_of(self.drafter)
 
     @property
     def tokenizer(self) -> Tokenizer:

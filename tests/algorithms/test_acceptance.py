@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from dspark.algorithms.acceptance import (
     accept_probability,
     acceptance_rate,
     draw_draft,
+    one_hot,
     residual,
     shared_noise_bound,
 )
@@ -585,3 +586,53 @@ def test_faster_twins_of_the_operators_give_the_same_rounds():
         results.append((draft.tokens_R.tolist(), verdict))
     assert results[0] == results[1]
     assert set(results[0][0]) <= {7, 2, 4, 0}
+
+
+@pytest.mark.parametrize("bad", [None, -1, V])
+def test_chosen_tokens_are_judged_by_their_own_probability(bad: int | None):
+    """A proposal that nobody drew: accepted with p(x), otherwise drawn from p without x."""
+    tokens_RK = torch.tensor([[4, 7, 4], [7, 2, 9 if bad is None else bad]])
+    probs_RKS, vocabulary = one_hot(tokens_RK, vocab_size=V)
+    wide_RKV = torch.zeros(2, 3, V)
+    wide_RKV[:, :, vocabulary.d2t_S] = probs_RKS
+    for (r, k), token in zip(product(range(2), range(3)), tokens_RK.flatten(), strict=True):
+        expected_V = torch.zeros(V)
+        if 0 <= int(token) < V:
+            expected_V[int(token)] = 1.0
+        assert torch.equal(wide_RKV[r, k], expected_V)
+    p_V = toy_logits((), vocab_size=V, salt=3).softmax(-1)
+    q_VS, columns = one_hot(torch.arange(V)[:, None], vocab_size=V)
+    taken_V = accept_probability(p_V, torch.ones(V))
+    for token in range(V):
+        rest_V = residual(p_V[None], q_VS[token], columns)[0].double()
+        emitted_V = (1 - taken_V[token]) * rest_V
+        emitted_V[token] += taken_V[token]
+        torch.testing.assert_close(emitted_V.float(), p_V, atol=1e-6, rtol=0)
+
+
+def test_certain_drafts_of_maximal_requests_keep_the_distribution():
+    """Chi-square over 20,000 rounds of two copied tokens; a false alarm has probability 1e-4."""
+    count, size = 20_000, 5
+    p_V = toy_logits((1,), vocab_size=size, salt=1).softmax(-1)
+    state = LogitState(
+        request_id="a",
+        params=SamplingParams(coupling=Coupling.MAXIMAL),
+        prompt_ids=(0,),
+        eos_ids=(),
+        vocab_size=size,
+    )
+    rows = [RowContext(state=state)] * (2 * count)
+    tokens_RK = torch.full((count, 1), int(p_V.argmax()))
+    probs_RKS, vocabulary = one_hot(tokens_RK, vocab_size=size)
+    verdict = accept(
+        scores=process_logits(p_V.log().expand(2 * count, -1), rows),
+        draft_tokens_RK=tokens_RK,
+        draft_probs_RKS=probs_RKS,
+        lengths=[1] * count,
+        noise=round_noise(count),
+        vocabulary=vocabulary,
+    )
+    accepted_R = torch.tensor(verdict.num_accepted) == 1
+    first_R = torch.where(accepted_R, int(p_V.argmax()), torch.tensor(verdict.next_tokens))
+    assert chi_square_p_value(torch.bincount(first_R, minlength=size), p_V * count) > 1e-4
+    assert float(accepted_R.double().mean()) == pytest.approx(float(p_V.max()), abs=0.02)

@@ -19,6 +19,7 @@ from dspark.algorithms.acceptance import (
     accept_maximal,
     accept_probability,
     acceptance_rate,
+    one_hot,
     residual,
     shared_noise_bound,
 )
@@ -222,6 +223,18 @@ def test_output_over_three_tokens_equals_the_target_exactly(options: dict, vocab
     for rule in (maximal_rule(vocabulary), shared_rule(vocabulary)):
         for length in range(BLOCK + 1):
             assert largest_error(options, rule, length, vocabulary) < 1e-6, length
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_chosen_tokens_leave_the_output_as_it_is(options: dict):
+    """Prompt lookup: one token of each prefix, not drawn and blind to the request's options."""
+    chosen_P = toy_table(5).argmax(-1)
+    q_PS, vocabulary = one_hot(chosen_P[None], vocab_size=V)
+    plain_PV = plain_table(options)
+    for rule in (maximal_rule(vocabulary), shared_rule(vocabulary)):
+        for length in range(BLOCK + 1):
+            output = emitted(verify_table(options), q_PS[0], plain_PV, rule, length)
+            assert float((output - plain_joint(plain_PV)).abs().max()) < 1e-6, length
 
 
 @pytest.mark.parametrize(

@@ -232,8 +232,8 @@ def listing_bytes(path: Path) -> dict[str, bytes]:
 
 def test_another_kind_of_drafter_is_refused_before_any_weight_is_read(tmp_path):
     """UC-082: there is no weight file at all, and still the kind is what is reported."""
-    (tmp_path / "config.json").write_text(json.dumps(flat(architectures=["Qwen3Eagle3Model"])))
-    with pytest.raises(ModelError, match=r"describes Qwen3Eagle3Model .* but a DSpark drafter"):
+    (tmp_path / "config.json").write_text(json.dumps(flat(architectures=["Gemma4Eagle3Model"])))
+    with pytest.raises(ModelError, match=r"describes Gemma4Eagle3Model .* but a drafter is"):
         load_drafter(tmp_path, ToyTarget.toy())
 
 

@@ -238,20 +238,22 @@ def test_windows_are_read_per_layer():
 @pytest.mark.parametrize(
     "document",
     [
-        {"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3"},
-        {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
+        {"architectures": ["Gemma4Eagle3Model"], "model_type": "gemma4_text"},
+        {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama"},
+        {"architectures": ["Qwen3_5MTPDraftModel"], "mtp_config": {"share_lm_head": True}},
         {"architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text"},
         {"architectures": ["DeepseekV4ForCausalLM"], "dspark_block_size": 5},
         {"architectures": ["DFlashDraftModel"], "dflash_config": {"block_size": 16}},
         {"architectures": ["Qwen3DSparkModel"], "dflash_config": {"projector_type": "domino"}},
-        {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"},
+        {"architectures": ["EagleSpeculator"], "speculators_model_type": "eagle"},
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
         {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
         {"model_type": "qwen3"},
     ],
 )
 def test_another_kind_of_drafter_is_named_and_refused(document):
     """UC-082, UC-092."""
-    with pytest.raises(ModelError, match=r"config\.json describes .* but a DSpark drafter"):
+    with pytest.raises(ModelError, match=r"config\.json describes .* but a drafter is expected"):
         parse_config(document)
 
 

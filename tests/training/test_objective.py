@@ -11,8 +11,8 @@ from dspark.algorithms.position_weights import PositionWeights, decayed
 from dspark.data.batches import Batch
 from dspark.models.drafter import Drafter
 from dspark.models.packed_attention import PackedBlocks
+from dspark.training.kinds import slot_pass_of
 from dspark.training.objective import Objective, ObjectiveConfig
-from dspark.training.slot_pass import slot_pass_of
 from tests.data.toy_answers import answer, random_answers
 from tests.toys import VOCAB_SIZE, toy_target
 from tests.training.toy_training import batch_of, log_sum_exp_of, trainable_drafter

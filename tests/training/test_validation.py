@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from dspark.algorithms import losses
+from dspark.training.kinds import slot_pass_of
 from dspark.training.objective import Objective, ObjectiveConfig
-from dspark.training.slot_pass import slot_pass_of
 from dspark.training.validation import validate
 from tests.data.toy_answers import answer, random_answers
 from tests.toys import VOCAB_SIZE, toy_target

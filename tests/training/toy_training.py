@@ -30,12 +30,16 @@ def log_sum_exp_of(target: Target) -> TargetHead:
 
 
 def toy_batches(
-    target: Target, answers: Sequence[Answer] | None = None, **changes: Any
+    target: Target,
+    answers: Sequence[Answer] | None = None,
+    *,
+    taps: Sequence[int] = TAPS,
+    **changes: Any,
 ) -> AnswerBatches:
     values = {"block_size": BLOCK, "answers_per_step": 4, "num_held_out": 4, **changes}
     return AnswerBatches(
         random_answers(24, vocab_size=VOCAB_SIZE - 1) if answers is None else answers,
-        source=OnlineStates(target, tap_layers=TAPS),
+        source=OnlineStates(target, tap_layers=taps),
         config=BatchConfig(**values),
     )
 
@@ -49,10 +53,14 @@ def toy_trainer(folder: Path, target: Target | None = None, **options: Any) -> T
 
 
 def batch_of(
-    target: Target, answers: Sequence[Answer], anchors_of: Sequence[Sequence[int]]
+    target: Target,
+    answers: Sequence[Answer],
+    anchors_of: Sequence[Sequence[int]],
+    *,
+    taps: Sequence[int] = TAPS,
 ) -> Batch:
     """A batch with exactly these anchors of these answers."""
-    states = OnlineStates(target, tap_layers=TAPS).read(answers)
+    states = OnlineStates(target, tap_layers=taps).read(answers)
     drawn = [
         anchors.blocks(
             answer.ids(), answer.loss_mask(), torch.tensor(list(chosen)), block_size=BLOCK

@@ -17,6 +17,7 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
 from dspark.algorithms.noise import RoundNoise, Stream
@@ -182,6 +183,18 @@ def accept_maximal(
             weights_RV[index] = leftover(weights_RV[index], q_CS, vocabulary)
         tokens_R[chunk] = operators.draw_categorical(weights_RV, next_uniforms_R[chunk])
     return _verdict(num_accepted_R, tokens_R, lengths)
+
+
+def one_hot(draft_tokens_RK: Tensor, *, vocab_size: int) -> tuple[Tensor, DraftVocabulary]:
+    """The distributions of tokens that were chosen, not drawn, over these tokens alone.
+
+    Ids outside the vocabulary have no column.
+    """
+    is_id_RK = (draft_tokens_RK >= 0) & (draft_tokens_RK < vocab_size)
+    token_RK = torch.where(is_id_RK, draft_tokens_RK, 0)
+    ids_S, column_RK = torch.unique(token_RK, return_inverse=True)
+    probs_RKS = functional.one_hot(column_RK, len(ids_S)).float() * is_id_RK[:, :, None]
+    return probs_RKS, DraftVocabulary.of(ids_S, vocab_size=vocab_size)
 
 
 def accept_probability(p: Tensor, q: Tensor) -> Tensor:

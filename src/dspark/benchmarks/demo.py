@@ -218,7 +218,7 @@ def _prompt_report(
             plain_ids=plain[0].completion.token_ids,
             dspark_ids=answer,
             params=params,
-            block_size=0 if llm.drafter is None else llm.drafter.config.block_size,
+            block_size=llm.block_size,
         )
         for answer in {tuple(t.completion.token_ids) for t in dspark}
     ]

@@ -21,14 +21,13 @@ from dspark.core import (
 )
 from dspark.engine.admission import Admission
 from dspark.engine.batch import Run, layout_of
-from dspark.engine.draft_pass import DraftPass
+from dspark.engine.draft_source import DraftSource, block_size_of, proposer_of
 from dspark.engine.judge import Judgement, judge
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest, StopText, origins_of, round_table
 from dspark.engine.planner import FixedWidthPlanner
 from dspark.engine.proposer import Proposer, StepStates
 from dspark.errors import InputError
-from dspark.models.drafter import Drafter
 from dspark.models.target import Target
 
 
@@ -91,11 +90,11 @@ class Cycle:
         self,
         target: Target,
         *,
-        drafter: Drafter | None,
+        drafter: DraftSource | None,
         config: CycleConfig,
         make_stop_text: Callable[[Sequence[str]], StopText] | None = None,
     ) -> None:
-        block_size = drafter.config.block_size if drafter is not None else 0
+        block_size = block_size_of(drafter)
         num_pages = -(-config.num_positions // config.page_size) + 1
         self.config = config
         self._target = target
@@ -108,11 +107,8 @@ class Cycle:
         self._pages = target.allocate_pages(num_pages=num_pages, page_size=config.page_size)
         self._proposer: Proposer | None = None
         if drafter is not None:
-            self._proposer = DraftPass(
-                drafter,
-                num_pages=num_pages,
-                page_size=config.page_size,
-                vocab_size=target.spec.vocab_size,
+            self._proposer = proposer_of(
+                drafter, target=target, num_pages=num_pages, page_size=config.page_size
             )
         width = block_size if config.width is None else min(config.width, block_size)
         self._planner = FixedWidthPlanner(width)
@@ -414,4 +410,5 @@ def _spread(block: DraftBlock, rows: Sequence[int], *, num_rows: int) -> DraftBl
         probs_RKS=None if block.probs_RKS is None else over_all(block.probs_RKS),
         confidence_RK=None if block.confidence_RK is None else over_all(block.confidence_RK),
         num_offered=offered,
+        is_certain=block.is_certain,
     )

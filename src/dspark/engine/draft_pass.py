@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dspark.algorithms.acceptance import draw_draft
-from dspark.algorithms.draft_vocabulary import DraftVocabulary
 from dspark.algorithms.noise import RoundNoise
 from dspark.algorithms.sampling import RowContext, process_logits
 from dspark.core import DraftBlock
@@ -26,6 +25,7 @@ from dspark.kernels.rounds import DrawKind
 from dspark.models.attention import KVPages, LayerShape
 from dspark.models.drafter import Drafter
 from dspark.models.drafter_kernels import context_weights, walk_weights
+from dspark.models.kinds import vocabulary_of
 from dspark.models.rotary import RotaryTables
 
 
@@ -48,7 +48,7 @@ class DraftPass:
             dtype=drafter.dtype,
             device=self.device,
         )
-        self.vocabulary = _vocabulary(drafter, vocab_size)
+        self.vocabulary = vocabulary_of(drafter, vocab_size)
         self._windows = config.windows
         self._scale = config.head_dim**-0.5
         self._context = context_weights(drafter)
@@ -245,13 +245,3 @@ def _merged(*parts: tuple[Sequence[int], DraftBlock]) -> DraftBlock:
         probs_RKS=joined("probs_RKS"),
         confidence_RK=joined("confidence_RK"),
     )
-
-
-def _vocabulary(drafter: Drafter, vocab_size: int) -> DraftVocabulary | None:
-    if drafter.d2t_S is not None:
-        return DraftVocabulary.of(drafter.d2t_S, vocab_size=vocab_size)
-    num_columns = drafter.config.num_draft_tokens
-    if num_columns == vocab_size:
-        return None
-    ids_S = torch.arange(num_columns, device=drafter.embed_weight_VD.device)
-    return DraftVocabulary.of(ids_S, vocab_size=vocab_size)

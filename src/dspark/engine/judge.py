@@ -5,18 +5,19 @@ One operator judges the requests whose logits nothing but a temperature touches;
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from dspark.algorithms.acceptance import Verdict, accept
+from dspark.algorithms.acceptance import Verdict, accept, one_hot
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
 from dspark.algorithms.sampling import RowContext, TokenScores, process_logits, token_logprobs
 from dspark.core import DraftBlock, TokenLogprobs
 from dspark.engine.live_request import LiveRequest, round_table
 from dspark.kernels import selection
 from dspark.kernels.decision import decide, has_fast_path
+from dspark.kernels.rounds import DrawKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,9 @@ def judge(
     Rows come request by request. `block` is what the drafts are the beginnings of. Raises
     `NumericsError` for logits that are not finite, `InputError` if a request bans every token.
     """
+    if block is not None and block.is_certain and _has_maximal(requests):
+        probs_RKS, vocabulary = one_hot(block.tokens_RK, vocab_size=logits_NV.shape[1])
+        block = replace(block, probs_RKS=probs_RKS)
     plain = []
     if has_fast_path(logits_NV):
         plain = [r for r, live in enumerate(requests) if _is_plain(live)]
@@ -72,6 +76,10 @@ def judge(
 
 def _is_plain(live: LiveRequest) -> bool:
     return live.params.num_logprobs is None and live.is_plain
+
+
+def _has_maximal(requests: Sequence[LiveRequest]) -> bool:
+    return any(live.kind == DrawKind.MAXIMAL for live in requests)
 
 
 def _starts(drafts: Sequence[Sequence[int]]) -> list[int]:

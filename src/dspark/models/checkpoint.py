@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,9 +22,9 @@ from torch import Tensor
 from dspark.errors import ModelError, NumericsError
 from dspark.models.config_spellings import ParsedConfig, parse_config, parse_provenance
 from dspark.models.directory import replaced_directory
-from dspark.models.drafter import Drafter
-from dspark.models.drafter_config import DrafterConfig
-from dspark.models.drafter_format import Provenance, config_document
+from dspark.models.drafter_config import DrafterConfig, DrafterKind
+from dspark.models.drafter_format import Provenance, config_document, file_name, module_name
+from dspark.models.kinds import AnyDrafter, drafter_of
 from dspark.models.vocabulary_fit import (
     EMBEDDING,
     HEAD,
@@ -44,7 +45,7 @@ __all__ = [
 
 MAP = "d2t"
 _CONFIDENCE_BIAS = "confidence_head.proj.bias"
-_DERIVED = frozenset(("t2d", "rotary_emb.inv_freq"))
+_DERIVED = frozenset(("t2d", "rotary_emb.inv_freq", "layers.0.self_attn.rotary_emb.inv_freq"))
 """Tensors of other exporters that follow from the rest of the file."""
 _FLOAT_TYPES = frozenset(("F32", "BF16", "F16"))
 _WRITTEN = re.compile(r"config\.json|model(-.*)?\.safetensors(\.index\.json)?")
@@ -88,7 +89,7 @@ def load_drafter(
     num_tokens: int | None = None,
     template_hash: str | None = None,
     report: Report | None = None,
-) -> Drafter:
+) -> AnyDrafter:
     """The drafter in directory `path`, sharing the target's embedding and LM head.
 
     It keeps the stored dtype and lies on the target's device. `num_tokens`: ids that the
@@ -102,10 +103,10 @@ def load_drafter(
     folder = Path(path)
     parsed = parse_config(_document(folder), num_target_layers=target.spec.num_layers)
     _check_target(parsed.config, target.spec, num_tokens)
-    with _opened(folder) as weights:
-        shapes = {name: tuple(weights[name].get_slice(name).get_shape()) for name in weights}
+    with _opened(folder, parsed.config.kind) as stored:
+        shapes = {name: tensor.shape for name, tensor in stored.items()}
         findings = [*parsed.findings, *check_state(parsed.config, shapes)]
-        tensors = _tensors(weights, _wanted(parsed.config, shapes))
+        tensors = _tensors(stored, _wanted(parsed.config, shapes))
     findings += _suspicions(parsed, target, template_hash)
     drafter = _assembled(parsed, tensors, target, num_tokens, findings)
     for finding in findings:
@@ -113,7 +114,7 @@ def load_drafter(
     return drafter
 
 
-def save_drafter(drafter: Drafter, path: str | Path, *, provenance: Provenance) -> None:
+def save_drafter(drafter: AnyDrafter, path: str | Path, *, provenance: Provenance) -> None:
     """Write the drafter to directory `path`, or leave what was there as it was.
 
     Everything goes to a directory beside it first, which then takes its place; other files of an
@@ -127,7 +128,8 @@ def save_drafter(drafter: Drafter, path: str | Path, *, provenance: Provenance) 
     document = config_document(drafter.config, dtype=dtype, provenance=provenance)
     with replaced_directory(Path(path), replaces=_WRITTEN) as new:
         (new / "config.json").write_text(json.dumps(document, indent=2) + "\n")
-        save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+        named = {file_name(drafter.config, name): tensor for name, tensor in tensors.items()}
+        save_file(named, new / "model.safetensors", metadata={"format": "pt"})
 
 
 def read_provenance(path: str | Path) -> Provenance | None:
@@ -178,7 +180,7 @@ def _expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     nothing = torch.empty(config.vocab_size, config.hidden_size, device="meta")
     size = config.draft_vocab_size
     d2t_S = None if size is None else torch.empty(size, dtype=torch.int64, device="meta")
-    blank = Drafter(config, embed_weight_VD=nothing, head_weight_VD=nothing, d2t_S=d2t_S)
+    blank = drafter_of(config, embed_weight_VD=nothing, head_weight_VD=nothing, d2t_S=d2t_S)
     shapes = {name: tuple(tensor.shape) for name, tensor in blank.state_dict().items()}
     if size is not None:
         shapes[MAP] = (size,)  # UC-076: a reduced head means nothing without its map
@@ -266,12 +268,38 @@ def _document(folder: Path) -> dict[str, Any]:
     return document
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """A tensor in an open file, of which only the header was read."""
+
+    file: Any
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.file.get_slice(self.name).get_shape())
+
+    @property
+    def dtype(self) -> str:
+        return str(self.file.get_slice(self.name).get_dtype())
+
+
 @contextmanager
-def _opened(folder: Path) -> Iterator[dict[str, Any]]:
-    """Tensor name to the open file that holds it; headers only are read."""
+def _opened(folder: Path, kind: DrafterKind) -> Iterator[dict[str, _Stored]]:
+    """The tensors of a directory, under the names of our modules."""
     with ExitStack() as stack:
-        files = [stack.enter_context(_open(file)) for file in _weight_files(folder)]
-        yield {name: file for file in files for name in file.keys()}  # noqa: SIM118  # not a dict
+        stored: dict[str, _Stored] = {}
+        for path in _weight_files(folder):
+            file = stack.enter_context(_open(path))
+            for name in file.keys():  # noqa: SIM118  # not a dict
+                own = module_name(kind, name)
+                if own in stored:
+                    raise ModelError(
+                        f"{folder} stores both {stored[own].name} and {name}, which are the same "
+                        "tensor of a drafter; keep the one of its training."
+                    )
+                stored[own] = _Stored(file=file, name=name)
+        yield stored
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -294,17 +322,17 @@ def _open(file: Path) -> Any:
         raise ModelError(f"{file} is damaged ({error}); copy the drafter again.") from error
 
 
-def _tensors(weights: Mapping[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
+def _tensors(stored: Mapping[str, _Stored], names: Sequence[str]) -> dict[str, Tensor]:
     tensors = {}
     for name in names:
-        dtype = weights[name].get_slice(name).get_dtype()
-        if name != MAP and dtype not in _FLOAT_TYPES:
+        tensor = stored[name]
+        if name != MAP and tensor.dtype not in _FLOAT_TYPES:
             raise ModelError(
-                f"The drafter's tensor {name} is stored as {dtype}, but it must be float32, "
+                f"The drafter's tensor {name} is stored as {tensor.dtype}, but it must be float32, "
                 "bfloat16 or float16; use weights that are not quantized."
             )
         # A copy: the library maps the file, and whoever overwrites it would change our weights.
-        tensors[name] = weights[name].get_tensor(name).clone()
+        tensors[name] = tensor.file.get_tensor(tensor.name).clone()
     _check_finite(tensors, ModelError, "copy or train the drafter again")
     return tensors
 
@@ -323,7 +351,7 @@ def _assembled(
     target: TargetWeights,
     num_tokens: int | None,
     findings: list[str],
-) -> Drafter:
+) -> AnyDrafter:
     """Stored tensors, fitted to the target's vocabulary, as a drafter on the target's device."""
     device = target.embed_weight_VD.device
     tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -338,7 +366,7 @@ def _assembled(
     for name, own in ((EMBEDDING, own_embedding), (HEAD, own_head)):
         if own is not None:
             findings.append(f"The drafter's {name} differs from the target's; its own is used.")
-    drafter = Drafter(
+    drafter = drafter_of(
         config,
         embed_weight_VD=target.embed_weight_VD if own_embedding is None else own_embedding,
         head_weight_VD=target.head_weight_VD if own_head is None else own_head,
@@ -352,7 +380,7 @@ def _assembled(
     return drafter.to(tensors["norm.weight"].dtype)
 
 
-def _state(drafter: Drafter) -> dict[str, Tensor]:
+def _state(drafter: AnyDrafter) -> dict[str, Tensor]:
     """What a file holds of a drafter, on the CPU."""
     tensors = drafter.state_dict()
     if drafter.has_own_embedding:

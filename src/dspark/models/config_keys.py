@@ -60,6 +60,16 @@ READ: Mapping[str, Kind] = {
     "attention_mode": Kind.TEXT,
     "sample_from_anchor": Kind.FLAG,
     "tie_word_embeddings": Kind.FLAG,
+    "ttt_length": Kind.WHOLE,
+    "draft_num_hidden_layers": Kind.WHOLE,
+    "num_nextn_predict_layers": Kind.WHOLE,
+    "use_aux_hidden_state": Kind.FLAG,
+    "norm_before_residual": Kind.FLAG,
+    "norm_before_fc": Kind.FLAG,
+    "norm_output": Kind.FLAG,
+    "fc_norm": Kind.FLAG,
+    "mlp_bias": Kind.FLAG,
+    "qkv_bias": Kind.FLAG,
 }
 """Keys that change how a drafter drafts."""
 
@@ -96,6 +106,8 @@ STRUCTURE: Mapping[str, Kind] = {
     "speculators_model_type": Kind.TEXT,
     "projector_type": Kind.TEXT,
     "dspark": Kind.OBJECT,
+    "eagle_config": Kind.OBJECT,
+    "speculators_config": Kind.OBJECT,
     **dict.fromkeys(SECTIONS, Kind.OBJECT),
 }
 """Keys that say what kind of file it is, and where the others are."""
@@ -108,10 +120,14 @@ INERT = frozenset(
         "dtype",
         "torch_dtype",
         "initializer_range",
+        "embed_requires_grad",
         "max_anchors",
         "model_type",
-        "speculators_config",
+        "pretraining_tp",
         "speculators_version",
+        "step_loss_decay",
+        "target_model_name_or_path",
+        "target_model_type",
         "transformers_version",
         "use_cache",
     )

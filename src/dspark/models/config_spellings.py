@@ -1,6 +1,7 @@
 """The spellings of a drafter's config.json: DeepSpec, SpecForge, speculators and our own.
 
-It turns a JSON object into one `DrafterConfig`; it opens no file and knows no weight.
+It turns a JSON object into one `DrafterConfig`; it opens no file and knows no weight. What only
+drafters of the chain kinds have: chain_spellings.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dspark.errors import ModelError
+from dspark.models.chain_spellings import chain_fields, chain_kind
 from dspark.models.config_keys import (
     INERT,
     OURS,
@@ -19,12 +21,14 @@ from dspark.models.config_keys import (
     STRUCTURE,
     check_kinds,
 )
-from dspark.models.drafter_config import DrafterConfig
+from dspark.models.drafter_config import DrafterConfig, DrafterKind
 from dspark.models.drafter_format import (
     ARCHITECTURE,
+    EAGLE3_ARCHITECTURE,
     FORMAT_VERSION,
+    LAYER_KEYS,
     LAYOUT,
-    SIZE_KEYS,
+    MTP_ARCHITECTURE,
     Provenance,
     VocabularyMap,
 )
@@ -58,41 +62,57 @@ def parse_config(
     `num_target_layers` serves files that do not store it. Raises `ModelError` for another kind
     of drafter, a missing or contradictory key, and for what this engine would draft wrongly.
     """
-    _check_kind(document)
+    kind = _kind(document)
     ours = _ours(document)
     _check_version(ours)
     values = _flattened(document)
     check_kinds(values, READ)
-    findings = _unknown_keys(document, values, ours)
-    findings += _check_layout(values, ours, is_nested="speculators_model_type" in document)
-    _check_unsupported(values)
+    findings: list[str] = _unknown_keys(document, values, ours)
+    _check_unsupported(values, is_chain=kind.is_chain)
+    num_target_layers = _num_target_layers(values, num_target_layers)
+    if kind.is_chain:
+        own = chain_fields(kind, document, values, num_target_layers=num_target_layers)
+        fields = dict(own.fields)
+        findings += own.findings
+    else:
+        fields = _block_fields(values)
+        findings += _check_layout(values, ours, is_nested="speculators_model_type" in document)
+    fields |= {name: _integer(values, name) for name in LAYER_KEYS if name not in fields}
     rope_theta, rope_scaling = _rope(values)
-    fields = {name: _integer(values, name) for name in SIZE_KEYS}
     config = DrafterConfig(
         **fields,
+        kind=kind,
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         layer_windows=_windows(values, ours),
         rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
         attention_bias=bool(values.get("attention_bias", False)),
-        num_target_layers=_num_target_layers(values, num_target_layers),
-        target_layer_ids=_target_layer_ids(values),
-        mask_token_id=_mask_token_id(values),
-        num_anchors=values.get("num_anchors", 512),
-        markov_head_type=values.get("markov_head_type", "vanilla"),
-        enable_confidence_head=bool(values.get("enable_confidence_head", False)),
-        confidence_head_with_markov=bool(values.get("confidence_head_with_markov", False)),
+        num_target_layers=num_target_layers,
         draft_vocab_size=_draft_vocab_size(values),
     )
     special = {key: _ids(values[key]) for key in SPECIAL_KEYS if key in values}
     return ParsedConfig(
         config=config,
-        findings=tuple(findings + _check_mask(config, special)),
-        vocabulary_map=_vocabulary_map(document, ours),
+        findings=(*findings, *_check_mask(config, special)),
+        vocabulary_map=_vocabulary_map(document, ours, kind),
         is_tied=bool(values.get("tie_word_embeddings", False)),
         special_ids=special,
         provenance=parse_provenance(document),
     )
+
+
+def _block_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What only drafters of the block kind have."""
+    return {
+        "block_size": _integer(values, "block_size"),
+        "markov_rank": _integer(values, "markov_rank"),
+        "target_layer_ids": _target_layer_ids(values),
+        "mask_token_id": _mask_token_id(values),
+        "num_anchors": values.get("num_anchors", 512),
+        "markov_head_type": values.get("markov_head_type", "vanilla"),
+        "enable_confidence_head": bool(values.get("enable_confidence_head", False)),
+        "confidence_head_with_markov": bool(values.get("confidence_head_with_markov", False)),
+    }
 
 
 def parse_provenance(document: Mapping[str, Any]) -> Provenance | None:
@@ -117,20 +137,24 @@ def _ours(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return ours
 
 
-def _check_kind(document: Mapping[str, Any]) -> None:
-    """UC-082: another kind of drafter is refused by name, before any weight is read."""
+def _kind(document: Mapping[str, Any]) -> DrafterKind:
+    """UC-082: a drafter of a kind unknown here is refused by name, before any weight is read."""
     check_kinds(document, STRUCTURE)
     names = set(document.get("architectures") or ())
     section = document.get("dflash_config") or {}
     check_kinds(section, STRUCTURE)
-    kind = document.get("speculators_model_type") or section.get("projector_type")
-    is_dspark = kind == "dspark" and bool(names & _NESTED_ARCHITECTURES)
-    if is_dspark or (kind in (None, "dspark") and ARCHITECTURE in names):
-        return
+    stated = document.get("speculators_model_type") or section.get("projector_type")
+    chain = chain_kind(document)
+    if chain is not None:
+        return chain
+    is_dspark = stated == "dspark" and bool(names & _NESTED_ARCHITECTURES)
+    if is_dspark or (stated in (None, "dspark") and ARCHITECTURE in names):
+        return DrafterKind.DSPARK
     found = ", ".join(sorted(map(str, names))) or "no architecture"
     raise ModelError(
-        f"config.json describes {found} of type {kind or document.get('model_type')!r}, but a "
-        f"DSpark drafter ({ARCHITECTURE}) is expected; give a checkpoint of that kind."
+        f"config.json describes {found} of type {stated or document.get('model_type')!r}, but a "
+        f"drafter is expected: dspark ({ARCHITECTURE}), eagle3 ({EAGLE3_ARCHITECTURE}) or mtp "
+        f"({MTP_ARCHITECTURE}); give a checkpoint of such a kind."
     )
 
 
@@ -195,15 +219,16 @@ def _check_layout(
     return []
 
 
-def _check_unsupported(values: Mapping[str, Any]) -> None:
+def _check_unsupported(values: Mapping[str, Any], *, is_chain: bool = False) -> None:
     has_windows = "sliding_attention" in values.get("layer_types", ())
     refused = {
         "hidden_act": values.get("hidden_act", "silu") != "silu",
-        "causal": bool(values.get("causal", False)),
+        "causal": not is_chain and bool(values.get("causal", False)),
         "attention_mode": values.get("attention_mode", "gqa") != "gqa",
         "rope_interleave": bool(values.get("rope_interleave", False)),
         "partial_rotary_factor": values.get("partial_rotary_factor", 1.0) != 1.0,
         "sliding_window_non_causal": has_windows
+        and not is_chain
         and not values.get("sliding_window_non_causal", True),
         "target_hidden_size": values.get("target_hidden_size", values.get("hidden_size"))
         != values.get("hidden_size"),
@@ -212,8 +237,8 @@ def _check_unsupported(values: Mapping[str, Any]) -> None:
         if is_refused:
             raise ModelError(
                 f"The drafter's {key} is {values[key]!r}, which this engine would draft wrongly; "
-                "use a drafter with SwiGLU, half-split rotary embedding, two-way blocks and the "
-                "target's hidden size."
+                "use a drafter with SwiGLU, half-split rotary embedding, two-way blocks (chains: "
+                "causal) and the target's hidden size."
             )
 
 
@@ -319,7 +344,9 @@ def _draft_vocab_size(values: Mapping[str, Any]) -> int | None:
     return None if size is None or size == values.get("vocab_size") else int(size)
 
 
-def _vocabulary_map(document: Mapping[str, Any], ours: Mapping[str, Any]) -> VocabularyMap | None:
+def _vocabulary_map(
+    document: Mapping[str, Any], ours: Mapping[str, Any], kind: DrafterKind
+) -> VocabularyMap | None:
     stated = ours.get("vocabulary_map")
     if stated is not None:
         if stated not in list(VocabularyMap):
@@ -329,6 +356,7 @@ def _vocabulary_map(document: Mapping[str, Any], ours: Mapping[str, Any]) -> Voc
             )
         return VocabularyMap(stated)
     is_exported = "speculators_model_type" in document or "dflash_config" in document
+    is_exported = is_exported or kind is DrafterKind.EAGLE3  # all its exporters agree
     return VocabularyMap.OFFSETS if is_exported else None
 
 

@@ -60,19 +60,13 @@ class Drafter(nn.Module):
         self.d2t_S = None if d2t_S is None else d2t_S.to(device=device, dtype=torch.int64)
         check_map(config, self.d2t_S)
         self.embed_weight_VD = embed_weight_VD
-        self.head_weight_SD = _draft_rows(config, head_weight_VD, self.d2t_S)
+        self.head_weight_SD = draft_rows(config, head_weight_VD, self.d2t_S)
         self._packed_head: Project | None = None
-        self.rotary = Rotary(
-            head_dim=config.head_dim,
-            theta=config.rope_theta,
-            scaling=config.rope_scaling,
-            max_position_embeddings=config.max_position_embeddings,
-            device=device,
-        )
+        self.rotary = rotary_of(config, device=device)
         with torch.device("meta"):
             self._build(config)
         if generator is not None:
-            self._initialise(generator, device)
+            initialise(self, generator, device)
 
     def _build(self, config: DrafterConfig) -> None:
         size, eps = config.hidden_size, config.rms_norm_eps
@@ -96,18 +90,6 @@ class Drafter(nn.Module):
             rank = config.markov_rank if config.confidence_head_with_markov else 0
             self.confidence_head = ConfidenceHead(hidden_size=size, rank=rank)
 
-    @torch.no_grad()
-    def _initialise(self, generator: torch.Generator, device: torch.device) -> None:
-        self.to_empty(device=generator.device)
-        for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
-            elif parameter.ndim == 1:
-                parameter.fill_(1.0)
-            else:
-                parameter.normal_(0.0, 0.02, generator=generator)
-        self.to(device)
-
     @property
     def dtype(self) -> torch.dtype:
         """Of the drafter's parameters; the shared tensors keep the target's."""
@@ -128,9 +110,9 @@ class Drafter(nn.Module):
 
     def block_inputs(self, anchor_ids_R: Tensor) -> Tensor:
         """Embeddings [R * K, D] of `[anchor, mask, .., mask]` for each row, flattened."""
-        ids_RK = anchor_ids_R.new_full(
-            (len(anchor_ids_R), self.config.block_size), self.config.mask_token_id
-        )
+        mask_token_id = self.config.mask_token_id
+        assert mask_token_id is not None, "a configuration of this kind has one"
+        ids_RK = anchor_ids_R.new_full((len(anchor_ids_R), self.config.block_size), mask_token_id)
         ids_RK[:, 0] = anchor_ids_R
         return functional.embedding(ids_RK.view(-1), self.embed_weight_VD).to(self.dtype)
 
@@ -197,24 +179,29 @@ class DrafterLayer(nn.Module):
 class DrafterAttention(nn.Module):
     """Grouped-query attention with a norm per head; one `k_proj` for context and slots."""
 
-    def __init__(self, config: DrafterConfig, index: int) -> None:
+    def __init__(self, config: DrafterConfig, index: int, *, input_size: int | None = None) -> None:
+        """`input_size`: of the rows that are projected, where it is not the hidden size."""
         super().__init__()
         self.index = index
         self.head_dim = config.head_dim
-        has_bias, size = config.attention_bias, config.hidden_size
+        has_bias = config.attention_bias
+        size = config.hidden_size if input_size is None else input_size
         query_size = config.num_attention_heads * config.head_dim
         key_size = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(size, query_size, bias=has_bias)
         self.k_proj = nn.Linear(size, key_size, bias=has_bias)
         self.v_proj = nn.Linear(size, key_size, bias=has_bias)
-        self.o_proj = nn.Linear(query_size, size, bias=has_bias)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=has_bias)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if config.has_head_norms:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.kv_proj: nn.Linear | None = None
 
     def forward(self, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor, attend: Attend) -> Tensor:
         """Normed block slots [N, D] to what the residual stream gains [N, D]."""
-        q_NHE = self._rotated(self.q_norm(self._heads(self.q_proj(x_ND))), cos_N1E, sin_N1E)
+        q_NHE = self._turned(self._heads(self.q_proj(x_ND)), self.q_norm, cos_N1E, sin_N1E)
         k_NGE, v_NGE = self.keys_values(x_ND, cos_N1E, sin_N1E)
         out_NHE = attend(self.index, q_NHE, k_NGE, v_NGE)
         out_ND: Tensor = self.o_proj(out_NHE.flatten(1))
@@ -226,17 +213,20 @@ class DrafterAttention(nn.Module):
             k_NGE, v_NGE = self._heads(self.kv_proj(x_ND)).chunk(2, dim=1)
         else:
             k_NGE, v_NGE = self._heads(self.k_proj(x_ND)), self._heads(self.v_proj(x_ND))
-        return self._rotated(self.k_norm(k_NGE), cos_N1E, sin_N1E), v_NGE
+        return self._turned(k_NGE, self.k_norm, cos_N1E, sin_N1E), v_NGE
 
     def join(self) -> None:
         """Serving: keys and values from one product."""
         self.kv_proj = side_by_side(self.k_proj, self.v_proj)
         del self.k_proj, self.v_proj
 
-    def _rotated(self, x_NHE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
+    def _turned(
+        self, x_NHE: Tensor, norm: "RMSNorm | None", cos_N1E: Tensor, sin_N1E: Tensor
+    ) -> Tensor:
+        x_NHE = x_NHE.clone() if norm is None else norm(x_NHE)
         if torch.is_grad_enabled():
             return rotate(x_NHE, cos_N1E, sin_N1E)
-        rotary(x_NHE, x_NHE[:, :0], cos_N1E[:, 0], sin_N1E[:, 0])  # fresh from its norm
+        rotary(x_NHE, x_NHE[:, :0], cos_N1E[:, 0], sin_N1E[:, 0])  # in place: x is our own
         return x_NHE
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -306,7 +296,33 @@ def check_map(config: DrafterConfig, d2t_S: Tensor | None) -> None:
         )
 
 
-def _draft_rows(config: DrafterConfig, head_weight_VD: Tensor, d2t_S: Tensor | None) -> Tensor:
+@torch.no_grad()
+def initialise(module: nn.Module, generator: torch.Generator, device: torch.device) -> None:
+    """Fresh weights: N(0, 0.02) for matrices, 1 for norms, 0 for biases."""
+    module.to_empty(device=generator.device)
+    for name, parameter in module.named_parameters():
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif parameter.ndim == 1:
+            parameter.fill_(1.0)
+        else:
+            parameter.normal_(0.0, 0.02, generator=generator)
+    module.to(device)
+
+
+def rotary_of(config: DrafterConfig, *, device: torch.device) -> Rotary:
+    """The rotary embedding that the configuration describes."""
+    return Rotary(
+        head_dim=config.head_dim,
+        theta=config.rope_theta,
+        scaling=config.rope_scaling,
+        max_position_embeddings=config.max_position_embeddings,
+        device=device,
+    )
+
+
+def draft_rows(config: DrafterConfig, head_weight_VD: Tensor, d2t_S: Tensor | None) -> Tensor:
+    """Rows of the LM head over the draft vocabulary [S, D]; a view where they are the first."""
     size = config.num_draft_tokens
     if d2t_S is None or len(head_weight_VD) == size or d2t_S.device.type == "meta":
         return head_weight_VD[:size]

@@ -2,12 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
 from dspark.errors import ModelError
 from dspark.models.heads import SequentialKind
 from dspark.models.rotary import SCALED_TYPES
+
+
+class DrafterKind(StrEnum):
+    """How a drafter turns context into a block."""
+
+    DSPARK = "dspark"  # one parallel pass, then the heads; without heads it is DFlash
+    EAGLE3 = "eagle3"  # one layer, token after token, over its own states
+    MTP = "mtp"  # the same, over the target's last layer: a multi-token prediction module
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each drafted token takes a pass of its own (`models.chain`)."""
+        return self is not DrafterKind.DSPARK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +43,13 @@ class DrafterConfig:
     rope_theta: float
     num_target_layers: int
     target_layer_ids: tuple[int, ...]
-    """Tapped target layers, strictly increasing: output of decoder layer i; -1 is the embedding."""
+    """Tapped target layers, strictly increasing: output of decoder layer i; -1 is the embedding.
+    mtp reads one, as a rule `num_target_layers`: the last hidden state after the final norm."""
     block_size: int
-    mask_token_id: int
-    """Input of the slots 1..K-1: a row of the target's embedding that never occurs in text."""
+    kind: DrafterKind = DrafterKind.DSPARK
+    mask_token_id: int | None = None
+    """Input of the slots 1..K-1: a row of the target's embedding that never occurs in text; a
+    chain has no such slots."""
     rope_scaling: Mapping[str, Any] | None = None
     """`None`, or `rope_type` (linear, yarn, llama3) with the parameters of that type."""
     layer_windows: tuple[int | None, ...] | None = None
@@ -49,6 +66,10 @@ class DrafterConfig:
     """Whether the confidence head reads W1[x_{k-1}]; `None`: if there is a sequential head."""
     draft_vocab_size: int | None = None
     """Tokens that can be proposed, a subset given by `d2t`; `None`: the whole vocabulary."""
+    has_head_norms: bool = True
+    """Norms of queries and keys, per head; published EAGLE-3 layers of Llama's kind lack them."""
+    has_normed_residual: bool = False
+    """EAGLE-3: the residual stream starts at the normed state, not at the state."""
 
     def __post_init__(self) -> None:
         with_markov = self.confidence_head_with_markov
@@ -61,6 +82,7 @@ class DrafterConfig:
         self._check_sizes()
         self._check_layers()
         self._check_heads()
+        self._check_kind()
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -103,12 +125,6 @@ class DrafterConfig:
         _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "be even")
         _require(self.rope_theta > 0, "rope_theta", self.rope_theta, "be above 0")
         _require(self.rms_norm_eps > 0, "rms_norm_eps", self.rms_norm_eps, "be above 0")
-        _require(
-            self.mask_token_id >= 0,
-            "mask_token_id",
-            self.mask_token_id,
-            "be the id of a token that never occurs in text",
-        )
         kept = self.draft_vocab_size
         _require(
             kept is None or 1 <= kept <= self.vocab_size,
@@ -120,12 +136,13 @@ class DrafterConfig:
     def _check_layers(self) -> None:
         ids = self.target_layer_ids
         is_rising = all(a < b for a, b in pairwise(ids))
-        in_range = bool(ids) and ids[0] >= -1 and ids[-1] < self.num_target_layers
+        highest = self.num_target_layers - (self.kind is not DrafterKind.MTP)
+        in_range = bool(ids) and ids[0] >= -1 and ids[-1] <= highest
         _require(
             is_rising and in_range,
             "target_layer_ids",
             list(ids),
-            f"rise strictly within -1..{self.num_target_layers - 1}",
+            f"rise strictly within -1..{highest}",
         )
         windows = self.windows
         _require(
@@ -157,6 +174,27 @@ class DrafterConfig:
             "confidence_head_with_markov",
             self.confidence_head_with_markov,
             "be false where markov_rank is 0",
+        )
+
+    def _check_kind(self) -> None:
+        mask, is_chain = self.mask_token_id, self.kind.is_chain
+        _require(
+            is_chain or (mask is not None and mask >= 0),
+            "mask_token_id",
+            mask,
+            "be the id of a token that never occurs in text",
+        )
+        if not is_chain:
+            _require(self.has_head_norms, "has_head_norms", False, "be true for dspark")
+            return
+        wanted = {"num_hidden_layers": 1, "markov_rank": 0, "enable_confidence_head": False}
+        for name, value in wanted.items():
+            _require(getattr(self, name) == value, name, getattr(self, name), f"be {value}")
+        _require(
+            self.kind is not DrafterKind.MTP or len(self.target_layer_ids) == 1,
+            "target_layer_ids",
+            list(self.target_layer_ids),
+            "name one layer for mtp",
         )
 
 

@@ -20,7 +20,8 @@ def context_weights(drafter: Drafter) -> ContextWeights | None:
     packed = [p for p in projections if isinstance(p, PackedLinear) and p.is_compiled]
     if len(packed) != len(projections) or drafter.config.head_dim % 2:
         return None
-    norms = [drafter.hidden_norm.weight, *(attention.k_norm.weight for attention in layers)]
+    key_norms = [attention.k_norm for attention in layers if attention.k_norm is not None]
+    norms = [drafter.hidden_norm.weight, *(norm.weight for norm in key_norms)]
     return ContextWeights(
         projections=packed,
         norms=[norm.detach() for norm in norms],

@@ -181,7 +181,7 @@ class Target:
         """One pass over the flattened tokens of all requests; writes their K/V into `pages`.
 
         `tap_layers`: ids of layers whose output is wanted, -1 for the embeddings (DeepSpec's
-        convention).
+        convention), the number of layers for the last hidden state after the final norm.
         """
         if self._stack is not None:
             hidden_ND, taps_NM = self._stack.run(
@@ -191,6 +191,7 @@ class Target:
         self._bind(pages)
         self._tapped.clear()
         hidden_ND = self._run(input_ids_N, layout.positions_N, **attention.layout_arguments(layout))
+        self._tapped[self.spec.num_layers] = hidden_ND[None]
         taps = [self.embed(input_ids_N) if i < 0 else self._tapped[i][0] for i in tap_layers]
         self._tapped.clear()
         empty = hidden_ND.new_empty((hidden_ND.shape[0], 0))

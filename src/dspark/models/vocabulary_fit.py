@@ -73,11 +73,12 @@ def fitted(
 
 
 def own_embedding_of(
-    stored_UD: Tensor | None, target_VD: Tensor, *, mask_token_id: int
+    stored_UD: Tensor | None, target_VD: Tensor, *, mask_token_id: int | None
 ) -> Tensor | None:
     """The stored embedding where it is not a copy of the target's, with at least its rows."""
     rows_UD = target_VD if stored_UD is None else stored_UD
-    if mask_token_id >= len(rows_UD):
+    highest_id = -1 if mask_token_id is None else mask_token_id
+    if highest_id >= len(rows_UD):
         raise ModelError(
             f"The drafter's mask_token_id is {mask_token_id}, but the embedding has "
             f"{len(rows_UD)} rows; use a drafter that stores its own {EMBEDDING}."
@@ -86,7 +87,7 @@ def own_embedding_of(
         return None
     count = min(len(stored_UD), len(target_VD))
     is_copy = torch.equal(stored_UD[:count].to(target_VD.dtype), target_VD[:count])
-    if is_copy and mask_token_id < len(target_VD):
+    if is_copy and highest_id < len(target_VD):
         return None
     return torch.cat((stored_UD, target_VD[count:].to(stored_UD.dtype)))
 

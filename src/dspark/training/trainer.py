@@ -23,9 +23,10 @@ from torch import Tensor, nn
 
 from dspark.algorithms import losses
 from dspark.errors import InputError, ModelError, NumericsError
+from dspark.training.kinds import slot_pass_of
 from dspark.training.objective import Objective, ObjectiveConfig, TargetHead
 from dspark.training.optimizer import Optimizer, OptimizerConfig, schedule
-from dspark.training.slot_pass import Batch, slot_pass_of
+from dspark.training.slot_pass import Batch
 from dspark.training.snapshot import read_snapshot, write_snapshot
 from dspark.training.validation import Validation, validate
 
@@ -255,8 +256,11 @@ class Trainer:
         """1 / RMS of each tap channel over some steps' contexts, float32 [M].
 
         Channels differ by two orders of magnitude. Training sees scaled taps, so that Muon's
-        equal steps mean the same for each; `_take_best` moves the scale into the weight.
+        equal steps mean the same for each; `_take_best` moves the scale into the weight. Taps
+        that a norm reads first are left as they are.
         """
+        if self.slot_pass.tap_weight is None:
+            return torch.ones(())
         batches = [batch for step in range(_SCALE_STEPS) for batch in self._batches.step(step)]
         num_rows = sum(len(batch.taps_TM) for batch in batches)
         squares_M = torch.stack([b.taps_TM.float().square().sum(dim=0) for b in batches]).sum(dim=0)
@@ -265,7 +269,8 @@ class Trainer:
 
     def _start_from_drafter(self, input_scale_M: Tensor) -> None:
         """Take the scale out of the taps' weight; keep these weights unless training beats them."""
-        self._optimizer.masters[self.slot_pass.tap_weight] /= input_scale_M
+        if self.slot_pass.tap_weight is not None:
+            self._optimizer.masters[self.slot_pass.tap_weight] /= input_scale_M
         self._optimizer.copy_to_parameters()
         self._validate()
 
@@ -305,8 +310,9 @@ class Trainer:
         """Put the best weights into the drafter, the input scale folded into the taps' weight."""
         masters = dict(read_snapshot(self.folder / "best.pt")["masters"])
         assert self._input_scale_M is not None
-        name = self.slot_pass.tap_weight
-        masters[name] = masters[name] * self._input_scale_M
+        tap_weight = self.slot_pass.tap_weight
+        if tap_weight is not None:
+            masters[tap_weight] = masters[tap_weight] * self._input_scale_M
         for name, parameter in self._optimizer.parameters.items():
             parameter.copy_(masters[name])
 

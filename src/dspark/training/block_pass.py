@@ -1,0 +1,85 @@
+"""The pass of `dspark` and `dflash` in training. It knows no loss and changes no weights.
+
+Letters: legend in core.py; A blocks, N supervised slots, r rank of the sequential head.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from dspark.models.drafter import Drafter
+from dspark.training.block_attention import block_attention
+from dspark.training.slot_pass import Batch, DrafterSizes, Slots
+
+
+class BlockPass:
+    """`dspark` and `dflash`: all slots of a block in one pass, then the heads, teacher forced."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+
+    @property
+    def module(self) -> nn.Module:
+        """The drafter."""
+        return self.drafter
+
+    @property
+    def sizes(self) -> DrafterSizes:
+        """The drafter's configuration."""
+        return self.drafter.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the drafter's parameters."""
+        return self.drafter.dtype
+
+    @property
+    def head_weight_SD(self) -> Tensor:
+        """The target's rows, shared."""
+        return self.drafter.head_weight_SD
+
+    @property
+    def d2t_S(self) -> Tensor | None:
+        """The drafter's map."""
+        return self.drafter.d2t_S
+
+    @property
+    def tap_weight(self) -> str:
+        """Taps enter through `fc` alone."""
+        return "fc.weight"
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether the drafter was built with a confidence head."""
+        return self.drafter.confidence_head is not None
+
+    def slots(self, batch: Batch, taps_TM: Tensor) -> Slots:
+        """Context, backbone, and the sequential head along the true tokens."""
+        drafter, blocks, previous_AK = self.drafter, batch.blocks, batch.previous_AK
+        context_TD = drafter.context(taps_TM)
+        context_kv = drafter.context_kv(context_TD, blocks.context_positions_T)
+        attend = block_attention(context_kv, blocks, windows=drafter.config.windows)
+        inputs_ND = drafter.block_inputs(previous_AK[:, 0])
+        hidden_ND = drafter.backbone(inputs_ND, blocks.positions_N, attend)
+        markov = drafter.markov_head
+        if markov is None:
+            return Slots(hidden_ND=hidden_ND[batch.rows_N])
+        hidden_AKD = hidden_ND.view(*previous_AK.shape, -1)
+        state_AKr = markov.unroll_features(previous_AK, hidden_AKD)
+        return Slots(
+            hidden_ND=hidden_ND[batch.rows_N],
+            state_Nr=state_AKr.flatten(0, 1)[batch.rows_N],
+            w2_Sr=markov.markov_w2.weight,
+            embedded_Nr=markov.embed(previous_AK).flatten(0, 1)[batch.rows_N],
+        )
+
+    def confidence(self, slots: Slots, *, stop_gradient: bool) -> Tensor:
+        """Eq. 7 at each slot."""
+        head = self.drafter.confidence_head
+        assert head is not None
+        hidden_ND = slots.hidden_ND
+        embedded_Nr = slots.embedded_Nr if head.rank > 0 else None
+        if stop_gradient:
+            hidden_ND = hidden_ND.detach()
+            embedded_Nr = None if embedded_Nr is None else embedded_Nr.detach()
+        logits_N: Tensor = head(hidden_ND, embedded_Nr)
+        return logits_N
