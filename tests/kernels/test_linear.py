@@ -62,7 +62,9 @@ def test_int8_product_has_the_bits_of_the_reference(
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), KINDS)
-@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(100, 70), (64, 576), (1, 33)])
+@pytest.mark.parametrize(
+    ("num_outputs", "num_inputs"), [(100, 70), (64, 576), (1, 33), (40, 128), (96, 64)]
+)
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     instructions: str,
     dtype: torch.dtype,
@@ -73,11 +75,77 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     weight = random(num_outputs, num_inputs, seed=1, dtype=dtype)
     bias = random(num_outputs, seed=2, dtype=dtype)
     packed = PackedLinear.pack(weight, bias, quantization=quantization)
-    x = random(200, num_inputs, seed=3, dtype=dtype)
-    alone = torch.cat([packed(x[n : n + 1]) for n in range(200)])
-    for num_tokens in [*range(1, 65), 200]:
+    x = random(300, num_inputs, seed=3, dtype=dtype)
+    alone = torch.cat([packed(x[n : n + 1]) for n in range(300)])
+    for num_tokens in range(1, 301):
         assert torch.equal(packed(x[:num_tokens]), alone[:num_tokens])
     assert torch.equal(packed(x[150:].clone()), alone[150:])
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), KINDS)
+@pytest.mark.parametrize(
+    ("num_outputs", "num_inputs", "num_tokens"),
+    [
+        (40, 8192, 150),  # more inputs than the second-level cache holds
+        (33, 1600, 70),  # a panel that the first-level cache does not hold
+        (32800, 64, 40),  # logits
+    ],
+)
+def test_large_layers_keep_the_bits_of_each_row(
+    instructions: str,
+    dtype: torch.dtype,
+    quantization: str | None,
+    num_outputs: int,
+    num_inputs: int,
+    num_tokens: int,
+) -> None:
+    packed = PackedLinear.pack(
+        random(num_outputs, num_inputs, seed=1, dtype=dtype), quantization=quantization
+    )
+    x = random(num_tokens, num_inputs, seed=2, dtype=dtype)
+    y = packed(x)
+    for n in (0, 15, 16, num_tokens // 2, num_tokens - 1):
+        assert torch.equal(y[n], packed(x[n]))
+
+
+@given(
+    num_tokens=st.integers(1, 100),
+    num_outputs=st.integers(1, 130),
+    num_units=st.integers(1, 8),
+    kind=st.sampled_from(KINDS),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_shapes_that_fill_tiles_give_the_product(
+    instructions: str,
+    num_tokens: int,
+    num_outputs: int,
+    num_units: int,
+    kind: tuple[torch.dtype, str | None],
+    has_bias: bool,
+    seed: int,
+) -> None:
+    """Rows of whole tiles of 64 bytes: the path of nearly every layer of a real model."""
+    dtype, quantization = kind
+    num_inputs = num_units * (64 if quantization == "int8" else 64 // dtype.itemsize)
+    weight = random(num_outputs, num_inputs, seed=seed, dtype=dtype)
+    bias = random(num_outputs, seed=seed + 1, dtype=dtype) if has_bias else None
+    x = random(num_tokens, num_inputs, seed=seed + 2, dtype=dtype)
+    y = PackedLinear.pack(weight, bias, quantization=quantization)(x)
+    if quantization == "int8":
+        assert torch.equal(y, linear_int8_reference(x, *quantize(weight), bias))
+    else:
+        exact = linear(x.double(), weight.double(), None if bias is None else bias.double())
+        assert bool(((y.double() - exact).abs() <= error_bound(x, weight, exact)).all())
+
+
+def test_int8_results_below_the_normal_numbers_keep_their_bits(instructions: str) -> None:
+    weight = random(64, 64, seed=1, dtype=torch.float32) * 1e-20
+    x = (random(40, 64, seed=2, dtype=torch.float32) * 1e-20).bfloat16()
+    y = PackedLinear.pack(weight, quantization="int8")(x)
+    is_denormal = (y != 0) & (y.abs() < torch.finfo(torch.bfloat16).tiny)
+    assert bool(is_denormal.any())
+    assert torch.equal(y, linear_int8_reference(x, *quantize(weight), None))
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), KINDS)

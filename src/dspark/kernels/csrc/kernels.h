@@ -11,7 +11,7 @@ enum class Type { kFloat32, kBFloat16 };
 // fewer). A unit is what one lane holds of a row in 4 bytes: one float32, two bfloat16, four int8.
 // Packed order: [panel][unit][group][lane]; a panel is contiguous and is read front to back.
 constexpr int64_t kGroup = 16;
-constexpr int64_t kPanelGroups = 3;
+constexpr int64_t kPanelGroups = 2;  // 32 outputs: in bfloat16, one line of memory
 
 enum class Weights { kFloat32, kBFloat16, kInt8 };
 

@@ -261,6 +261,34 @@ DSPARK_INLINE Floats exp(Floats x) {
   return if_ge(lowest, x, zero(), p);
 }
 
+// 32 values in a row.
+DSPARK_INLINE void store_two(float* p, Floats x, Floats y) {
+  store(p, x);
+  store(p + kLanes, y);
+}
+#if defined(__AVX512BF16__)
+// Rounds as `store_bf16` does, where NaN only stays NaN.
+DSPARK_INLINE Words two_as_bf16(Floats x, Floats y) {
+  constexpr int kDenormal = 0x20;  // the instruction takes them for zeros
+  if (__builtin_expect(
+          _mm512_fpclass_ps_mask(x, kDenormal) | _mm512_fpclass_ps_mask(y, kDenormal), 0)) {
+    uint16_t values[2 * kLanes];
+    store_bf16(values, x);
+    store_bf16(values + kLanes, y);
+    return load_words(values);
+  }
+  return reinterpret_cast<Words>(_mm512_cvtne2ps_pbh(y, x));
+}
+DSPARK_INLINE void store_two(uint16_t* p, Floats x, Floats y) {
+  store_words(p, two_as_bf16(x, y));
+}
+#else
+DSPARK_INLINE void store_two(uint16_t* p, Floats x, Floats y) {
+  store_bf16(p, x);
+  store_bf16(p + kLanes, y);
+}
+#endif
+
 // Values of one storage type as float32.
 DSPARK_INLINE Floats load(const uint16_t* p) { return load_bf16(p); }
 DSPARK_INLINE void store(uint16_t* p, Floats x) { store_bf16(p, x); }
