@@ -44,6 +44,7 @@ class Stream(IntEnum):
     ACCEPT = 3  # the uniform of the accept test, maximal coupling
     TARGET = 4  # draw from the residual or the target, maximal coupling
     ROUND = 5  # seeds of the rounds of one request
+    EXPLORE = 6  # whether a round is verified in full to keep the calibration honest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
