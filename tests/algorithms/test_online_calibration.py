@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from dspark.algorithms.calibration import Scaling
+from dspark.algorithms.calibration_metrics import calibration_by_position, mean_ece
 from dspark.algorithms.margin import margins, uninformed
 from dspark.algorithms.online_calibration import (
     Window,
@@ -14,7 +15,7 @@ from dspark.algorithms.online_calibration import (
     refit,
 )
 from dspark.errors import InputError
-from tests.algorithms.toy_rounds import draw, sigmoid
+from tests.algorithms.toy_rounds import draw, in_full, rescaled, sigmoid
 
 K = 5
 SHARE = 0.05
@@ -63,7 +64,7 @@ def test_after_a_shift_trimmed_rounds_lead_to_what_an_oracle_finds(shifted):
         sigmoid, Scaling.identity(K), num_rounds=4_000, seed=1, window=window
     )
     assert max(abs(scale - 1.0) for scale in scaling.scales) < 0.2
-    scaling, window, seen = serve(shifted, scaling, num_rounds=8_000, seed=2, window=window)
+    scaling, window, seen = serve(shifted, scaling, num_rounds=10_000, seed=2, window=window)
 
     recent = slice(-window.size, None)
     logits_NK, accepted_N = seen["logits"][recent], seen["accepted"][recent]
@@ -72,14 +73,19 @@ def test_after_a_shift_trimmed_rounds_lead_to_what_an_oracle_finds(shifted):
     oracle = fit_on(logits_NK, accepted_N)
     naive = fit_on(logits_NK, np.minimum(accepted_N, verified_N))
 
-    fresh_NK, _ = draw(shifted, num_rounds=4_000, block_size=K, seed=9)
+    fresh_NK, fresh_N = draw(shifted, num_rounds=20_000, block_size=K, seed=9)
     truth_NK = np.cumprod(shifted(fresh_NK), axis=1)
+
+    def error(found: Scaling) -> float | None:
+        scaled_NK = rescaled(fresh_NK, found.survival(fresh_NK))
+        return mean_ece(calibration_by_position(in_full(scaled_NK, fresh_N)))
 
     def distance(found: Scaling, wanted_NK) -> float:
         return float(np.abs(found.survival(fresh_NK) - wanted_NK).mean())
 
-    assert distance(scaling, oracle.survival(fresh_NK)) < 0.01
-    assert distance(scaling, truth_NK) < 0.015
+    assert error(scaling) < error(oracle) + 0.01
+    assert error(naive) > error(oracle) + 0.03
+    assert distance(scaling, oracle.survival(fresh_NK)) < 0.015
     assert distance(naive, oracle.survival(fresh_NK)) > 0.02
     assert distance(Scaling.identity(K), truth_NK) > 0.08
 

@@ -30,7 +30,7 @@ from dspark.algorithms.ranking import Floats, Ints
 from dspark.errors import InputError
 
 MAX_SHARE = 0.1
-_MOST_WEIGHT = 4.0
+_MOST_WEIGHT = 2.0
 # How strongly a fit is pulled towards what was believed before; about that many observations.
 _PRIOR = 20.0
 _NUM_NEWTON_STEPS = 50
@@ -50,7 +50,7 @@ class Window:
     accepted_N: Ints
     share: float
     """Chance of a round to be verified in full instead."""
-    size: int = 4096
+    size: int = 8192
     """Rounds that are remembered."""
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Window:
             )
 
     @classmethod
-    def empty(cls, block_size: int, *, share: float, size: int = 4096) -> Self:
+    def empty(cls, block_size: int, *, share: float, size: int = 8192) -> Self:
         """Nothing observed yet."""
         none = np.zeros(0, dtype=np.int64)
         return cls(
