@@ -212,23 +212,60 @@ def test_bench_single_refuses_an_unknown_peer(run: Run, model_dir: Path) -> None
 
 
 def test_evaluate_reports_tau_by_domain_and_the_head_s_worth(
-    run: Run, model: Sequence[object], prompts: Path
+    run: Run, model: Sequence[object], prompts: Path, tmp_path: Path
 ) -> None:
+    plots, results = tmp_path / "plots", tmp_path / "results.jsonl"
     done = run(
         *("evaluate", prompts, *model, "--max-new-tokens", 10, "--temperature", 1),
-        *("--heads-off", "--json"),
+        *("--temperature", 0, "--heads-off", "--against-plain", "--json"),
+        *("--plots", plots, "--results", results),
     )
     assert done.code == 0, done.err
+    assert done.out.count("\n") == 1
     line = done.last_json()
     assert line["temperature"] == 1.0
+    assert [part["temperature"] for part in line["runs"]] == [1.0, 0.0]
     with_head, without = line["drafters"].values()
     assert list(with_head["tasks"]) == ["prompts/math", "prompts/code"]
     for task in with_head["tasks"].values():
         assert 1.0 <= task["tau"] <= 5.0
         assert task["num_prompts"] == 2
+        assert task["speedup"] > 0.0
         assert {"tau_ci95", "acceptance_planned", "acceptance_offered"} <= task.keys()
         assert {"conditional", "tokens_per_s"} <= task.keys()
     assert without["macro_tau"] >= 1.0
+    assert without["mean_ece"] is None
+    assert results.read_text().count("\n") == 1 + 2 * 3 * 4
+    assert len(list(plots.glob("*.png"))) == 6
+    assert "speed over plain decoding" in done.err
+
+
+def test_evaluate_keeps_no_results_where_none_were_asked_for(
+    run: Run, model: Sequence[object], prompts: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = ("evaluate", prompts, *model, "--max-new-tokens", 4, "--tasks", "prompts/code")
+    done = run(*options, "--limit", 1)
+    assert done.code == 0, done.err
+    assert "tokens per round (tau)" in done.out
+    assert "prompts/math" not in done.out
+    assert list((tmp_path / ".cache/dspark/evaluations").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--tasks", "poems"), "There is no task 'poems'"),
+        (("--drafter", "none"), "--against-plain"),
+        (("--width", "0"), "width is 0"),
+    ],
+)
+def test_evaluate_refuses_what_cannot_be_evaluated(
+    run: Run, model_dir: Path, prompts: Path, options: Sequence[str], sentence: str
+) -> None:
+    done = run("evaluate", prompts, "--target", model_dir, "--dtype", "fp32", "--eager", *options)
+    assert done.code == 1
+    assert sentence in " ".join(done.err.split())
 
 
 def test_prepare_answers_each_prompt_once_and_goes_on_after_a_stop(

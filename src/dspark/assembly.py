@@ -3,23 +3,28 @@
 Each function is what one command does between parsing and printing.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dspark import recipes
-from dspark.benchmarks.evaluation import Chats
+from dspark.benchmarks.evaluation import Chats, Contender
+from dspark.benchmarks.journal import Journal
 from dspark.core import Coupling, SamplingParams, resolve_dtype
 from dspark.data.answers import Answer, PrepareReport, Sampling, prepare
 from dspark.data.prompts import Prompt, read_prompts
 from dspark.engine.cycle import CycleConfig
 from dspark.errors import InputError, ModelError
-from dspark.llm import LLM
+from dspark.llm import LLM, shipped_drafter
 from dspark.models.drafter import Drafter
 from dspark.models.embedded import DEFAULT_TARGET
+from dspark.models.gguf import default_cache
 from dspark.models.target import Target
 
 
@@ -203,16 +208,84 @@ def prepare_answers(
     )
 
 
-def read_tasks(files: Sequence[Path], *, limit: int | None) -> Mapping[str, Chats]:
-    """Prompts to evaluate on, by the file's name, split by domain where a file holds several."""
+def read_tasks(
+    files: Sequence[Path], *, limit: int | None, names: Sequence[str] | None = None
+) -> Mapping[str, Chats]:
+    """Prompts to evaluate on, by the file's name, split by domain where a file holds several.
+
+    `limit` of each task, from the file's top; `names` keeps these tasks only. Raises `InputError`
+    for a name that no file has.
+    """
     tasks: dict[str, list[list[dict[str, str]]]] = {}
     for file in files:
-        prompts = read_prompts(file, limit=limit).prompts
+        prompts = read_prompts(file).prompts
         domains = {prompt.domain for prompt in prompts}
         for prompt in prompts:
             name = file.stem if len(domains) == 1 else f"{file.stem}/{prompt.domain}"
-            tasks.setdefault(name, []).append(prompt.as_chat())
-    return tasks
+            chats = tasks.setdefault(name, [])
+            if limit is None or len(chats) < limit:
+                chats.append(prompt.as_chat())
+    for name in names or ():
+        if name not in tasks:
+            raise InputError(f"There is no task {name!r}; these files have {', '.join(tasks)}.")
+    return {name: chats for name, chats in tasks.items() if names is None or name in names}
+
+
+def contenders(
+    llm: LLM, drafters: Sequence[str] | None, *, has_heads_off: bool
+) -> Mapping[str, Contender]:
+    """The drafters to evaluate on the target of `llm`, by a short name of each.
+
+    None given: the one shipped for the target. With `has_heads_off` each comes a second time with
+    its sequential head off. Raises `ModelError` or `InputError` for what cannot be evaluated.
+    """
+    if drafters is None or "auto" in drafters:
+        path = shipped_drafter(llm.target.spec.name)
+        if path is None:
+            require_drafter(llm)
+        drafters = [str(path) if d == "auto" else d for d in drafters or ("auto",)]
+    names = [Path(drafter).name for drafter in drafters]
+    found: dict[str, Contender] = {}
+    for drafter, name in zip(drafters, names, strict=True):
+        key = name if names.count(name) == 1 else drafter
+        if drafter == "none" or key in found:
+            raise InputError(
+                f"drafter is {drafter!r}, but each must be the directory of another drafter; "
+                "--against-plain measures decoding without one."
+            )
+        weights = weights_hash(drafter)
+        found[key] = Contender(weights=weights, load=partial(llm.with_drafter, drafter))
+        if has_heads_off:
+            found[f"{key}, sequential head off"] = Contender(
+                weights=f"{weights}-off", load=partial(_heads_off, llm, drafter)
+            )
+    return found
+
+
+def weights_hash(drafter: str) -> str:
+    """Tells drafters apart by their files; by the name where there are none."""
+    digest = hashlib.sha256(drafter.encode() if not Path(drafter).is_dir() else b"")
+    for file in sorted(Path(drafter).glob("*")):
+        if file.suffix in (".json", ".safetensors"):
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def journal_of(
+    path: Path | None, settings: Mapping[str, Any], identity: Mapping[str, Any]
+) -> Journal:
+    """The results file of an evaluation: `path`, or one in the cache that only the same command
+    (`identity`) finds again."""
+    if path is None:
+        key = json.dumps([settings, identity], sort_keys=True, default=str)
+        name = hashlib.sha256(key.encode()).hexdigest()[:24]
+        path = default_cache() / "evaluations" / f"{name}.jsonl"
+    return Journal(path, settings=settings)
+
+
+def _heads_off(llm: LLM, drafter: str) -> LLM:
+    return without_sequential_head(llm.with_drafter(drafter))
 
 
 def without_sequential_head(llm: LLM) -> LLM:

@@ -526,52 +526,88 @@ def evaluate(
         list[Path], typer.Argument(help="Prompt files (JSON lines) that were not trained on.")
     ],
     target: Target = None,
-    drafter: Drafter = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Directory of a drafter; several are compared in one table.",
+            show_default="the shipped one",
+            rich_help_panel="Model",
+        ),
+    ] = None,
     dtype: Dtype = None,
     device: Device = None,
     quantization: Quantization = None,
     eager: Eager = False,
     threads: Threads = None,
-    temperature: Annotated[float | None, option(_EVALUATION, "temperature")] = None,
+    temperature: Annotated[
+        list[float] | None, option(_EVALUATION, "temperatures", "--temperature")
+    ] = None,
+    width: Annotated[list[int] | None, option(_EVALUATION, "widths", "--width")] = None,
     max_new_tokens: Annotated[int | None, option(_EVALUATION, "max_new_tokens")] = None,
     batch_size: Annotated[int | None, option(_EVALUATION, "batch_size")] = None,
     seed: Annotated[int | None, option(_EVALUATION, "seed")] = None,
     coupling: Annotated[str | None, option(_EVALUATION, "coupling")] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Prompts of each file, from its top.", show_default="all")
+        int | None, typer.Option(help="Prompts of each task, from its top.", show_default="all")
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Only these tasks (file names without .jsonl), separated by commas."),
+    ] = None,
+    against_plain: Annotated[
+        bool,
+        typer.Option(
+            "--against-plain", help="Decode plainly too, and say how much faster each drafter is."
+        ),
+    ] = False,
     heads_off: Annotated[
         bool,
         typer.Option(
             "--heads-off", help="Evaluate again with the sequential head off, to see its worth."
         ),
     ] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that takes each prompt's rounds as it ends; the same file goes on.",
+            show_default="in the cache until the command is done",
+        ),
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Directory for PNG pictures after Figures 2 to 6.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """How many tokens a round commits (tau) and which share of the drafted ones, by task.
 
-    Example: dspark evaluate gsm8k.jsonl humaneval.jsonl --limit 20 --temperature 1
+    Each prompt's result is on the disk when its answer ends; after a crash the same command goes
+    on. Example: dspark evaluate gsm8k.jsonl humaneval.jsonl --limit 20 --temperature 0
+    --temperature 1
     """
     from dspark import assembly
-    from dspark.benchmarks.evaluation import EvaluationConfig, EvaluationReport
+    from dspark.benchmarks.evaluation import EvaluationConfig, settings_of
     from dspark.benchmarks.evaluation import evaluate as run
-    from dspark.benchmarks.report import print_evaluation
+    from dspark.benchmarks.evaluation_tables import print_evaluation
+    from dspark.benchmarks.plots import require_matplotlib, save_plots
 
     config = EvaluationConfig(
         **given(
-            temperature=temperature,
+            temperatures=temperature or None,
+            widths=width or None,
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,
             seed=seed,
             coupling=_coupling(coupling),
         )
     )
-    tasks = assembly.read_tasks(data, limit=limit)
+    if plots is not None:
+        require_matplotlib()
+    chats = assembly.read_tasks(data, limit=limit, names=None if tasks is None else _names(tasks))
     console = Console(stderr=True)
     with console.status("loading the model"):
         llm = assembly.load_llm(
             target=target,
-            drafter=drafter,
+            drafter="none",
             dtype=dtype,
             device=device,
             quantization=quantization,
@@ -579,18 +615,31 @@ def evaluate(
             threads=threads,
             max_requests=config.batch_size,
         )
-    assembly.require_drafter(llm)
-    name = "shipped" if drafter is None else Path(drafter).name
+    contenders = assembly.contenders(llm, drafter or None, has_heads_off=heads_off)
+    settings = {**settings_of(llm, config), "quantization": quantization}
+    identity = {
+        "conditions": [config.temperatures, config.widths, against_plain],
+        "weights": {name: contender.weights for name, contender in contenders.items()},
+        "tasks": chats,
+    }
+    journal = assembly.journal_of(results, settings, identity)
     with _progress(console) as progress:
-        drafters = {name: run(llm, tasks, config=config, on_batch=_Bars(progress).update)}
-        if heads_off:
-            off = assembly.without_sequential_head(llm)
-            key = f"{name}, sequential head off"
-            drafters[key] = run(off, tasks, config=config, on_batch=_Bars(progress).update)
-    report = EvaluationReport(temperature=config.temperature, drafters=drafters)
+        report = run(
+            contenders,
+            chats,
+            config=config,
+            journal=journal,
+            has_plain=against_plain,
+            on_prompt=_Bars(progress).update,
+        )
     print_evaluation(console if as_json else Console(), report)
+    if plots is not None:
+        for path in save_plots(report, plots):
+            console.print(f"wrote {path}", style="dim", highlight=False)
     if as_json:
         _print_json(report.to_json())
+    if results is None:
+        journal.path.unlink()
 
 
 @bench.command()

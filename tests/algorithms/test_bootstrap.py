@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from dspark.algorithms.bootstrap import mean_ratio_interval, ratio_interval
+from dspark.algorithms.bootstrap import (
+    mean_ratio_interval,
+    ratio_interval,
+    speed_ratio_interval,
+)
 
 
 def test_prompts_that_agree_have_an_interval_of_no_width() -> None:
@@ -47,3 +51,14 @@ def test_the_same_seed_gives_the_same_interval() -> None:
     wholes = [1.0] * 12
     assert ratio_interval(parts, wholes) == ratio_interval(parts, wholes)
     assert ratio_interval(parts, wholes, seed=1) != ratio_interval(parts, wholes)
+
+
+def test_a_speed_ratio_draws_both_measurements_of_a_prompt_together() -> None:
+    """Prompts differ tenfold in speed, but each is twice as fast: the ratio is certain."""
+    counts, seconds = [10.0, 10.0, 10.0, 10.0], [1.0, 3.0, 10.0, 5.0]
+    twice = [value / 2 for value in seconds]
+    found = speed_ratio_interval(counts, twice, counts, seconds)
+    assert found is not None
+    assert found.low == pytest.approx(2.0)
+    assert found.high == pytest.approx(2.0)
+    assert speed_ratio_interval([1.0], [1.0], [1.0], [1.0]) is None

@@ -51,6 +51,22 @@ def mean_ratio_interval(
     return _interval(torch.stack(each).mean(0))
 
 
+def speed_ratio_interval(
+    counts: Sequence[float],
+    seconds: Sequence[float],
+    other_counts: Sequence[float],
+    other_seconds: Sequence[float],
+    *,
+    seed: int = 0,
+) -> Interval | None:
+    """The same for one speed over another, (counts / seconds) / (other counts / seconds), of the
+    same prompts in the same order: each prompt is drawn with both of its measurements."""
+    if len(counts) < 2:
+        return None
+    fast_B = _resampled_ratios(counts, seconds, _generator(seed))
+    return _interval(fast_B / _resampled_ratios(other_counts, other_seconds, _generator(seed)))
+
+
 def _resampled_ratios(
     parts: Sequence[float], wholes: Sequence[float], generator: torch.Generator
 ) -> Tensor:

@@ -1,27 +1,32 @@
-"""`dspark evaluate`: accepted length of drafters on prompts that they were not trained on.
+"""`dspark evaluate`: drafters on prompts they were not trained on, every answer generated anew.
 
-It knows prompts and counts; what a drafter is inside, it does not know.
+It knows prompts and rounds; what a drafter is inside, it does not know. What the rounds say is
+computed in `evaluation_report`.
 """
 
-import math
-import statistics
+import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dspark.algorithms.survival import AcceptanceStats
+from dspark.benchmarks.evaluation_report import DrafterShape, EvaluationReport, report_of
+from dspark.benchmarks.journal import PLAIN, Cell, Journal, PromptRecord
 from dspark.core import Coupling, SamplingParams
 from dspark.errors import InputError
-from dspark.llm import LLM, Completion
+from dspark.llm import LLM, Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig:
     """How the prompts are answered."""
 
-    temperature: float = 0.0
-    """0 is greedy; above 0 each prompt has a seed."""
+    temperatures: Sequence[float] = (0.0,)
+    """0 is greedy; above 0 each prompt has a seed. Give it several times to measure several."""
+    widths: Sequence[int | None] = (None,)
+    """Drafted tokens verified in a round at most, the whole block by default; several times:
+    the effect of the block size in serving."""
     max_new_tokens: int = 128
     """Tokens of each answer, at most."""
     batch_size: int = 8
@@ -35,112 +40,191 @@ class EvaluationConfig:
         for name in ("max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskReport:
-    """One drafter on one task; shares are between 0 and 1."""
-
-    num_prompts: int
-    tau: float
-    """Committed over rounds, all rounds of all prompts (the first token, which no round
-    drafted, left out)."""
-    tau_ci95: float
-    """Half the width of a 95% interval of the mean of the prompts' own tau."""
-    acceptance_planned: float
-    acceptance_offered: float
-    conditional: Sequence[float]
-    """At k: accepted among the rounds that accepted 1..k-1 and verified k."""
-    tokens_per_s: float
-    """All answers of the task over wall-clock, `batch_size` prompts at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrafterReport:
-    """One drafter over all tasks."""
-
-    macro_tau: float
-    """Mean of the tasks' tau, each task weighing the same."""
-    tasks: Mapping[str, TaskReport]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationReport:
-    """The whole run."""
-
-    temperature: float
-    drafters: Mapping[str, DrafterReport]
-
-    def to_json(self) -> dict[str, Any]:
-        """The keys of the `--json` line."""
-        return asdict(self)
+        for width in self.widths:
+            if width is not None and width < 1:
+                raise InputError(f"width is {width}, but it must be at least 1.")
+        for temperature in self.temperatures:
+            SamplingParams(temperature=temperature)
+        if not self.temperatures or not self.widths:
+            raise InputError("An evaluation needs at least one temperature and one width.")
 
 
 Chats = Sequence[Sequence[Mapping[str, str]]]
 """Conversations that end with a user turn."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A drafter to be evaluated; it is loaded when its turn comes and dropped afterwards."""
+
+    weights: str
+    """Hash of its files."""
+    load: Callable[[], LLM]
+
+
+OnPrompt = Callable[[str, int, int], None]
+"""Hears of (what is measured, prompts done, prompts in all)."""
+
+
 def evaluate(
-    llm: LLM,
+    contenders: Mapping[str, Contender],
     tasks: Mapping[str, Chats],
     *,
     config: EvaluationConfig,
-    on_batch: Callable[[str, int, int], None] | None = None,
-) -> DrafterReport:
-    """Answer every task with the drafter of `llm`; `on_batch(task, done, total)` hears of it.
+    journal: Journal,
+    has_plain: bool = False,
+    on_prompt: OnPrompt | None = None,
+) -> EvaluationReport:
+    """Answer every task with every drafter at every temperature and width, once each.
 
-    Raises `InputError` if nothing was drafted: then there is nothing to evaluate.
+    What the journal holds already is not measured again. With `has_plain` the target also answers
+    alone, for the speed to compare with. Raises `InputError` before anything runs for a prompt
+    that does not fit, and if a drafter drafted nothing: then there is nothing to evaluate.
     """
-    reports = {name: _task(llm, name, chats, config, on_batch) for name, chats in tasks.items()}
-    macro_tau = statistics.fmean(report.tau for report in reports.values())
-    return DrafterReport(macro_tau=macro_tau, tasks=reports)
+    records: list[PromptRecord] = []
+    shapes: dict[str, DrafterShape] = {}
+    is_plain_due = has_plain
+    for name, contender in contenders.items():
+        llm = contender.load()
+        shapes[name] = _shape(llm)
+        _check_fit(llm, tasks)
+        if is_plain_due:  # any of them has the target
+            cells = _cells(PLAIN, "", config, widths=(None,))
+            records += _run_cells(llm, cells, tasks, config, journal, on_prompt, speculation=False)
+            is_plain_due = False
+        cells = _cells(name, contender.weights, config, widths=config.widths)
+        found = _run_cells(llm, cells, tasks, config, journal, on_prompt, speculation=True)
+        if not any(sum(record.offered) for record in found):
+            raise InputError(
+                f"Drafter {name!r} drafted nothing, so there is no accepted length to report; "
+                "give a drafter and allow at least 2 new tokens."
+            )
+        records += found
+    return report_of(records, shapes)
 
 
-def _task(
-    llm: LLM,
-    name: str,
-    chats: Chats,
-    config: EvaluationConfig,
-    on_batch: Callable[[str, int, int], None] | None,
-) -> TaskReport:
-    answers: list[Completion] = []
-    seconds = 0.0
-    for start in range(0, len(chats), config.batch_size):
-        batch = chats[start : start + config.batch_size]
-        params = [_params(config, start + offset) for offset in range(len(batch))]
-        started = time.perf_counter()
-        answers.extend(llm.generate(batch, params))
-        seconds += time.perf_counter() - started
-        if on_batch is not None:
-            on_batch(name, len(answers), len(chats))
-    each = [answer.stats.acceptance for answer in answers]
-    total = sum(each, AcceptanceStats())
-    if total.num_offered == 0 or total.tau is None:
-        raise InputError(
-            f"Nothing was drafted in task {name!r}, so there is no accepted length to report; "
-            "load a drafter and allow at least 2 new tokens."
-        )
-    return TaskReport(
-        num_prompts=len(answers),
-        tau=total.tau,
-        tau_ci95=_half_width([stats.tau for stats in each if stats.tau is not None]),
-        acceptance_planned=total.acceptance_planned or 0.0,
-        acceptance_offered=total.acceptance_offered or 0.0,
-        conditional=[share or 0.0 for share in total.conditional_acceptance],
-        tokens_per_s=sum(len(answer.token_ids) for answer in answers) / seconds,
+def settings_of(llm: LLM, config: EvaluationConfig) -> dict[str, Any]:
+    """What all lines of a results file share; drafters, tasks and conditions may be added."""
+    values = asdict(config)
+    for name in ("temperatures", "widths"):
+        del values[name]
+    spec = llm.target.spec
+    return {
+        **values,
+        "target": spec.name,
+        "dtype": str(llm.target.dtype).removeprefix("torch."),
+        "device": llm.target.device.type,
+    }
+
+
+def _shape(llm: LLM) -> DrafterShape:
+    config: Any = getattr(llm.drafter, "config", None)  # prompt lookup has none
+    kind = str(getattr(config, "kind", "dspark" if config is not None else "prompt-lookup"))
+    if kind == "dspark" and config.markov_rank == 0:
+        kind = "dflash"
+    block_size = llm.cycle(speculation=True).block_size
+    return DrafterShape(
+        kind=kind,
+        layers=getattr(config, "num_hidden_layers", None),
+        block_size=block_size,
+        width=block_size,
     )
 
 
-def _params(config: EvaluationConfig, index: int) -> SamplingParams:
+def _cells(
+    name: str, weights: str, config: EvaluationConfig, *, widths: Sequence[int | None]
+) -> list[Cell]:
+    return [
+        Cell(drafter=name, weights=weights, temperature=temperature, width=width, task="")
+        for temperature in config.temperatures
+        for width in widths
+    ]
+
+
+def _run_cells(
+    llm: LLM,
+    cells: Sequence[Cell],
+    tasks: Mapping[str, Chats],
+    config: EvaluationConfig,
+    journal: Journal,
+    on_prompt: OnPrompt | None,
+    *,
+    speculation: bool,
+) -> list[PromptRecord]:
+    records = []
+    for condition in cells:
+        for task, chats in tasks.items():
+            cell = Cell(**{**asdict(condition), "task": task})
+            records += _run_cell(llm, cell, chats, config, journal, on_prompt, speculation)
+    return records
+
+
+def _run_cell(
+    llm: LLM,
+    cell: Cell,
+    chats: Chats,
+    config: EvaluationConfig,
+    journal: Journal,
+    on_prompt: OnPrompt | None,
+    speculation: bool,
+) -> list[PromptRecord]:
+    hashes = [_hash(chat) for chat in chats]
+    found = {
+        index: record
+        for index, prompt in enumerate(hashes)
+        if (record := journal.find(cell, index=index, prompt=prompt)) is not None
+    }
+    todo = [index for index in range(len(chats)) if index not in found]
+    in_flight = 0
+
+    def take() -> Job | None:
+        nonlocal in_flight
+        if not todo or in_flight >= config.batch_size:
+            return None
+        in_flight += 1
+        index = todo.pop(0)
+        return Job(key=str(index), prompt=chats[index], params=_params(config, cell, index))
+
+    before = time.perf_counter()
+    for job, completion in llm.drain(take, speculation=speculation):
+        in_flight -= 1
+        now, index = time.perf_counter(), int(job.key)
+        record = PromptRecord.of(
+            cell, completion, index=index, prompt=hashes[index], seconds=now - before
+        )
+        journal.add(record)
+        found[index], before = record, now
+        if on_prompt is not None:
+            on_prompt(_title(cell), len(found), len(chats))
+    return [found[index] for index in sorted(found)]
+
+
+def _title(cell: Cell) -> str:
+    width = "" if cell.width is None else f", width {cell.width}"
+    return f"{cell.drafter}{width}, T={cell.temperature:g}, {cell.task}"
+
+
+def _params(config: EvaluationConfig, cell: Cell, index: int) -> SamplingParams:
     return SamplingParams(
-        temperature=config.temperature,
+        temperature=cell.temperature,
         max_tokens=config.max_new_tokens,
-        seed=None if config.temperature == 0 else config.seed + index,
+        max_draft=cell.width,
+        seed=None if cell.temperature == 0 else config.seed + index,
         coupling=config.coupling,
     )
 
 
-def _half_width(taus: Sequence[float]) -> float:
-    if len(taus) < 2:
-        return 0.0
-    return 1.96 * statistics.stdev(taus) / math.sqrt(len(taus))
+def _check_fit(llm: LLM, tasks: Mapping[str, Chats]) -> None:
+    limit = llm.target.spec.max_positions
+    for task, chats in tasks.items():
+        for index, chat in enumerate(chats):
+            length = len(llm.prompt_ids(chat))
+            if length >= limit:
+                raise InputError(
+                    f"Prompt {index + 1} of task {task!r} has {length} tokens, but "
+                    f"{llm.target.spec.name} takes {limit} with the answer; take it out."
+                )
+
+
+def _hash(chat: Sequence[Mapping[str, str]]) -> str:
+    return hashlib.sha256(json.dumps(list(map(dict, chat))).encode()).hexdigest()[:16]

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from dspark.benchmarks.demo import DemoReport, PromptReport, Verdict
-from dspark.benchmarks.evaluation import EvaluationReport
 from dspark.benchmarks.single import SingleReport
 from dspark.benchmarks.step import StepReport
 from dspark.benchmarks.workload import Prompt
@@ -181,27 +180,6 @@ def print_step(console: Console, report: StepReport) -> None:
         f"floor {report.floor_ms:.2f} ms = {report.weight_bytes / 1e6:.0f} MB of weights at "
         f"{report.stream_bytes_per_s / 1e9:.1f} GB/s, read in the same run"
     )
-
-
-def print_evaluation(console: Console, report: EvaluationReport) -> None:
-    """A table for each drafter, one line per task."""
-    for name, drafter in report.drafters.items():
-        table = Table(title=f"{name}, T={report.temperature:g}", pad_edge=False)
-        table.add_column("task")
-        for column in ("n", "tau", "95%", "acceptance", "by position", "tokens/s"):
-            table.add_column(column, justify="right")
-        for task_name, task in drafter.tasks.items():
-            table.add_row(
-                task_name,
-                str(task.num_prompts),
-                f"{task.tau:.2f}",
-                f"±{task.tau_ci95:.2f}",
-                f"{task.acceptance_planned:.0%}",
-                " ".join(f"{share:.2f}" for share in task.conditional),
-                f"{task.tokens_per_s:.1f}",
-            )
-        console.print(table)
-        console.print(f"mean tau over tasks: {drafter.macro_tau:.2f}", highlight=False)
 
 
 def stream_answer(

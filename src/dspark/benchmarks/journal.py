@@ -1,0 +1,198 @@
+"""The results file of an evaluation: one line a prompt, written when its answer has ended.
+
+It knows counts and seconds; it runs no model. A line cut by a kill is dropped and measured again.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dspark.algorithms.calibration_metrics import ConfidenceRounds
+from dspark.algorithms.survival import AcceptanceStats
+from dspark.core import FinishReason
+from dspark.errors import CapacityError, InputError
+from dspark.llm import Completion
+
+PLAIN = "plain"
+"""Drafter name of the run without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One drafter on one task under one condition."""
+
+    drafter: str
+    weights: str
+    """Hash of the drafter's files: results of other weights are never taken over."""
+    temperature: float
+    width: int | None
+    """Largest number of drafted tokens verified in a round; `None`: the whole block."""
+    task: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRecord:
+    """One answered prompt; the four lists have one entry for each round."""
+
+    cell: Cell
+    index: int
+    prompt: str
+    """Hash of the conversation."""
+    num_tokens: int
+    seconds: float
+    """Wall-clock since the previous answer of this cell ended: the cell's sum is its time."""
+    finish_reason: str
+    offered: Sequence[int]
+    planned: Sequence[int]
+    accepted: Sequence[int]
+    committed: Sequence[int]
+    confidence: Sequence[Sequence[float]] | None
+    """Logits of the confidences of each round, `None` without them."""
+
+    @classmethod
+    def of(
+        cls, cell: Cell, completion: Completion, *, index: int, prompt: str, seconds: float
+    ) -> "PromptRecord":
+        """What a completion tells, the prompt's own pass left out."""
+        rounds = [item for item in completion.rounds if not item.is_prefill]
+        logits = [item.confidence_logits for item in rounds]
+        return cls(
+            cell=cell,
+            index=index,
+            prompt=prompt,
+            num_tokens=len(completion.token_ids),
+            seconds=seconds,
+            finish_reason=completion.finish_reason.value,
+            offered=[item.num_offered for item in rounds],
+            planned=[item.num_planned for item in rounds],
+            accepted=[item.num_accepted for item in rounds],
+            committed=[len(item.token_ids) for item in rounds],
+            confidence=[list(row or ()) for row in logits] if any(logits) else None,
+        )
+
+    @property
+    def stats(self) -> AcceptanceStats:
+        """The counts of its rounds."""
+        total = AcceptanceStats()
+        for offered, planned, accepted, committed in zip(
+            self.offered, self.planned, self.accepted, self.committed, strict=True
+        ):
+            total += AcceptanceStats.of_round(
+                num_offered=offered,
+                num_planned=planned,
+                num_accepted=accepted,
+                num_committed=committed,
+            )
+        return total
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the answer was cut by a limit."""
+        return self.finish_reason != FinishReason.STOP.value
+
+
+def confidence_rounds(records: Sequence[PromptRecord]) -> ConfidenceRounds | None:
+    """The rounds of some answers for the measures of confidence; `None` if none carries any.
+
+    Only whole blocks are kept: near an answer's end a round may be offered less.
+    """
+    rows = [row for record in records for row in _confident(record)]
+    size = max((len(logits) for logits, _, _ in rows), default=0)
+    rows = [row for row in rows if len(row[0]) == size]
+    if not rows:
+        return None
+    return ConfidenceRounds(
+        logits_RK=torch.tensor([logits for logits, _, _ in rows], dtype=torch.float32),
+        verified_R=torch.tensor([verified for _, verified, _ in rows]),
+        accepted_R=torch.tensor([accepted for _, _, accepted in rows]),
+    )
+
+
+def _confident(record: PromptRecord) -> Iterator[tuple[Sequence[float], int, int]]:
+    for logits, planned, accepted, committed in zip(
+        record.confidence or (), record.planned, record.accepted, record.committed, strict=False
+    ):
+        if logits:
+            # an answer that ended inside the window tells nothing of what stands behind its end
+            yield logits, accepted if committed == accepted else planned, accepted
+
+
+class Journal:
+    """Lines of a file, the first of which holds the settings that all of them share."""
+
+    def __init__(self, path: str | Path, *, settings: Mapping[str, Any]) -> None:
+        """Opens or begins the file. Raises `InputError` if it holds results of other settings."""
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._records = {_key(record): record for record in self._resume(settings)}
+
+    def find(self, cell: Cell, *, index: int, prompt: str) -> PromptRecord | None:
+        """The line of a prompt that was measured before."""
+        return self._records.get((cell, index, prompt))
+
+    def add(self, record: PromptRecord) -> None:
+        """Append a line and wait until it is on the disk."""
+        self._write(asdict(record))
+        self._records[_key(record)] = record
+
+    def _resume(self, settings: Mapping[str, Any]) -> Iterator[PromptRecord]:
+        raw = self.path.read_bytes() if self.path.exists() else b""
+        whole = raw[: raw.rfind(b"\n") + 1]
+        if not whole:
+            self.path.write_bytes(b"")
+            self._write({"settings": dict(settings)})
+            return
+        if len(whole) < len(raw):
+            os.truncate(self.path, len(whole))
+        rows = [self._row(number, line) for number, line in enumerate(whole.splitlines(), start=1)]
+        self._check_settings(rows[0].get("settings"), settings)
+        for number, row in enumerate(rows[1:], start=2):
+            try:
+                yield PromptRecord(**{**row, "cell": Cell(**row["cell"])})
+            except (TypeError, KeyError) as error:
+                raise self._foreign(number) from error
+
+    def _row(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise self._foreign(number) from error
+        if not isinstance(row, dict):
+            raise self._foreign(number)
+        return row
+
+    def _foreign(self, number: int) -> InputError:
+        return InputError(
+            f"{self.path} line {number} is no result of an evaluation; name another results file."
+        )
+
+    def _check_settings(self, found: Any, wanted: Mapping[str, Any]) -> None:
+        if not isinstance(found, dict):
+            raise self._foreign(1)
+        for name in sorted({*found, *wanted}):
+            if found.get(name) != wanted.get(name):
+                raise InputError(
+                    f"{self.path} holds results with {name} {found.get(name)!r}, and now it is "
+                    f"{wanted.get(name)!r}; name another results file, or take the same settings."
+                )
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        try:
+            with self.path.open("ab") as stream:
+                stream.write(json.dumps(row).encode() + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise CapacityError(
+                f"{self.path} took no more results ({error}); free some disk space and run the "
+                "same command again, finished prompts are kept."
+            ) from error
+
+
+def _key(record: PromptRecord) -> tuple[Cell, int, str]:
+    return record.cell, record.index, record.prompt
