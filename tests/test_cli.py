@@ -282,10 +282,43 @@ def test_prepare_answers_each_prompt_once_and_goes_on_after_a_stop(
     assert second.code == 0, second.err
     assert "2 were there" in second.out
     assert "1 rows left out, empty conversation (lines 5)" in " ".join(second.err.split())
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["id"] for row in rows] == ["p0", "p1", "p2", "p3"]
-    assert [row["temperature"] for row in rows] == [0.7, 1.0, 0.7, 1.0]
+    settings, *rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert settings["prepare"]["max_new_tokens"] == 6
+    temperatures = {row["id"]: row["temperature"] for row in rows}
+    assert temperatures == {"p0": 0.7, "p1": 1.0, "p2": 0.7, "p3": 1.0}
     assert all(1 <= len(row["token_ids"]) <= 6 for row in rows)
+    other = run(*arguments, "--system", "Be brief.")
+    assert other.code == 1
+    assert "made with system None" in other.err
+
+
+def test_what_was_learnt_under_a_system_prompt_is_evaluated_under_it(
+    run: Run, model_dir: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UC-102: the conditions of the answers travel with the drafter."""
+    answers, drafter = tmp_path / "answers.jsonl", tmp_path / "drafter"
+    target = ("--target", model_dir, "--dtype", "fp32")
+    run(
+        *("prepare", prompts, "--out", answers, *target, "--eager", "--system", "Be brief."),
+        *("--max-new-tokens", 12, "--concurrency", 4),
+    )
+    done = run(
+        *("train", answers, "--out", drafter, *target, "--steps", 1, "--num-layers", 1),
+        *("--block-size", 2, "--markov-rank", 4, "--draft-vocab-size", 64, "--num-held-out", 1),
+        *("--answers-per-step", 2, "--validate-every", 1, "--eager"),
+    )
+    assert done.code == 0, done.err
+    document = json.loads((drafter / "config.json").read_text())["dspark"]
+    assert document["target"]["system"] == "Be brief."
+    assert document["recipe"]["answers"]["max_new_tokens"] == 12
+    results = tmp_path / "results.jsonl"
+    options = ("evaluate", prompts, *target, "--drafter", drafter, "--eager", "--limit", 1)
+    done = run(*options, "--max-new-tokens", 4, "--results", results)
+    assert done.code == 0, done.err
+    assert json.loads(results.read_text().splitlines()[0])["settings"]["system"] == "Be brief."
+    refused = run(*options, "--thinking")
+    assert refused.code == 1
+    assert "no thinking mode" in refused.err
 
 
 def test_prepare_refuses_a_sampling_that_is_none(run: Run, prompts: Path, tmp_path: Path) -> None:

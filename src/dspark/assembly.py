@@ -5,7 +5,7 @@ Each function is what one command does between parsing and printing.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,13 @@ import torch
 from dspark import recipes
 from dspark.benchmarks.evaluation import Chats, Contender
 from dspark.benchmarks.journal import Journal
-from dspark.core import Coupling, SamplingParams, resolve_dtype
-from dspark.data.answers import Answer, PrepareReport, Sampling, prepare
-from dspark.data.prompts import Prompt, read_prompts
+from dspark.core import resolve_dtype
+from dspark.data.prompt_rows import stem_of
+from dspark.data.prompts import read_prompts, with_system
 from dspark.engine.cycle import CycleConfig
 from dspark.errors import InputError, ModelError
 from dspark.llm import LLM, shipped_drafter
+from dspark.models.checkpoint import read_provenance
 from dspark.models.drafter import Drafter
 from dspark.models.embedded import DEFAULT_TARGET
 from dspark.models.gguf import default_cache
@@ -47,6 +48,7 @@ def load_llm(
     is_compiled: bool = True,
     threads: int | None = None,
     max_requests: int | None = None,
+    thinking: bool | None = None,
 ) -> LLM:
     """What the options of a command mean; `None` takes the default of `LLM.load`.
 
@@ -54,7 +56,12 @@ def load_llm(
     the target's usual length.
     """
     set_threads(threads)
-    options: dict[str, Any] = {"dtype": dtype, "device": device, "quantization": quantization}
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "quantization": quantization,
+        "thinking": thinking,
+    }
     options = {name: value for name, value in options.items() if value is not None}
     if drafter is not None:
         options["drafter"] = None if drafter == "none" else drafter
@@ -119,109 +126,32 @@ def prompt_of(llm: LLM, text: str, *, system: str | None, is_raw: bool) -> list[
             raise InputError("A system prompt needs a chat template; leave --system out.")
         return llm.tokenizer.encode(text)
     system_turn = [] if system is None else [{"role": "system", "content": system}]
-    return llm.tokenizer.chat([*system_turn, {"role": "user", "content": text}])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptFiles:
-    """Prompts of several files, and what is to be said about rows that were left out."""
-
-    prompts: Sequence[Prompt]
-    remarks: Sequence[str]
-
-
-def read_prompt_files(files: Sequence[Path], *, limit: int | None) -> PromptFiles:
-    """All prompts, in order; `limit` of each file."""
-    prompts: list[Prompt] = []
-    remarks: list[str] = []
-    for file in files:
-        found = read_prompts(file, limit=limit)
-        prompts.extend(found.prompts)
-        for reason, count in found.reasons().items():
-            lines = [row.line for row in found.skipped if row.reason == reason]
-            shown = ", ".join(str(line) for line in lines[:5]) + (", .." if count > 5 else "")
-            remarks.append(f"{file}: {count} rows left out, {reason} (lines {shown})")
-    return PromptFiles(prompts=prompts, remarks=remarks)
-
-
-def sampling_of(text: str) -> Sampling:
-    """A text like "0.7" or "0.7:0.95": a temperature and, after a colon, top_p."""
-    try:
-        temperature, _, top_p = text.partition(":")
-        return Sampling(temperature=float(temperature), top_p=float(top_p or 1.0))
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"sampling is {text!r}, but it must be a temperature such as 0.7, or 0.7:0.95 with "
-            "top_p after the colon."
-        ) from error
-
-
-def prepare_answers(
-    llm: LLM,
-    prompts: Sequence[Prompt],
-    path: Path,
-    *,
-    samplings: Sequence[Sampling],
-    max_new_tokens: int,
-    batch_size: int,
-    seed: int,
-    on_batch: Callable[[int, int], None] | None = None,
-) -> PrepareReport:
-    """The target's own answers, appended to `path`; run again after a kill, it goes on."""
-    number_of = {prompt.id: number for number, prompt in enumerate(prompts)}
-
-    def generate(batch: Sequence[Prompt], how: Sequence[Sampling]) -> list[Answer]:
-        params = [
-            SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                max_tokens=max_new_tokens,
-                seed=None if sampling.temperature == 0 else seed + number_of[prompt.id],
-                coupling=Coupling.SHARED_NOISE,
-            )
-            for prompt, sampling in zip(batch, how, strict=True)
-        ]
-        completions = llm.generate([prompt.as_chat() for prompt in batch], params)
-        return [
-            Answer(
-                id=prompt.id,
-                domain=prompt.domain,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                prompt_token_ids=list(completion.prompt_ids),
-                token_ids=list(completion.token_ids),
-                finish_reason=completion.finish_reason.value,
-                text=completion.text,
-            )
-            for prompt, sampling, completion in zip(batch, how, completions, strict=True)
-        ]
-
-    return prepare(
-        prompts,
-        path,
-        generate=generate,
-        samplings=samplings,
-        batch_size=batch_size,
-        on_batch=on_batch,
-    )
+    return llm.prompt_ids([*system_turn, {"role": "user", "content": text}])
 
 
 def read_tasks(
-    files: Sequence[Path], *, limit: int | None, names: Sequence[str] | None = None
+    sources: Sequence[str],
+    *,
+    limit: int | None,
+    names: Sequence[str] | None = None,
+    system: str | None = None,
 ) -> Mapping[str, Chats]:
     """Prompts to evaluate on, by the file's name, split by domain where a file holds several.
 
-    `limit` of each task, from the file's top; `names` keeps these tasks only. Raises `InputError`
-    for a name that no file has.
+    The first turn of each conversation, whose context is the user's alone: a data set's own
+    answers would be text that the target does not write (UC-101). `limit` of each task, from the
+    file's top; `names` keeps these tasks only; `system` is for rows without a system prompt.
+    Raises `InputError` for a name that no file has.
     """
     tasks: dict[str, list[list[dict[str, str]]]] = {}
-    for file in files:
-        prompts = read_prompts(file).prompts
+    for source in sources:
+        prompts = read_prompts(source).prompts
+        if system is not None:
+            prompts = with_system(prompts, system)
         domains = {prompt.domain for prompt in prompts}
         for prompt in prompts:
-            name = file.stem if len(domains) == 1 else f"{file.stem}/{prompt.domain}"
+            stem = stem_of(source)
+            name = stem if len(domains) == 1 else f"{stem}/{prompt.domain}"
             chats = tasks.setdefault(name, [])
             if limit is None or len(chats) < limit:
                 chats.append(prompt.as_chat())
@@ -229,6 +159,42 @@ def read_tasks(
         if name not in tasks:
             raise InputError(f"There is no task {name!r}; these files have {', '.join(tasks)}.")
     return {name: chats for name, chats in tasks.items() if names is None or name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMode:
+    """How chats are rendered; `None` leaves it to the template."""
+
+    thinking: bool | None
+    system: str | None
+
+
+def recorded_mode(
+    target: str | None,
+    drafters: Sequence[str] | None,
+    *,
+    thinking: bool | None,
+    system: str | None,
+) -> ChatMode:
+    """The mode of the answers that the drafters learnt, so that they are used alike (UC-102).
+
+    `thinking` and `system` are the user's own choice and come first. Raises `InputError` if the
+    drafters differ in what was not chosen.
+    """
+    name = DEFAULT_TARGET if target is None else target
+    paths = [shipped_drafter(name) if d == "auto" else Path(d) for d in drafters or ("auto",)]
+    origins = [read_provenance(p) for p in paths if p is not None and (p / "config.json").is_file()]
+    found: dict[str, Any] = {"thinking": thinking, "system": system}
+    for key, chosen in found.items():
+        values = {getattr(origin, key) for origin in origins if origin is not None}
+        if chosen is None and len(values) > 1:
+            raise InputError(
+                f"These drafters learnt answers with different values of {key} "
+                f"({', '.join(sorted(map(repr, values)))}); choose one with --{key}."
+            )
+        if chosen is None and values:
+            found[key] = values.pop()
+    return ChatMode(**found)
 
 
 def contenders(

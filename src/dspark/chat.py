@@ -45,7 +45,7 @@ class Conversation:
         Raises `InputError`, the conversation unchanged, for what does not fit into the context.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
-        prompt_ids = self.llm.tokenizer.chat(asked)
+        prompt_ids = self.llm.prompt_ids(asked)
         shown: list[str] = []
         stream = self.llm.stream(
             prompt_ids, self._fitting(prompt_ids), speculation=self._speculation

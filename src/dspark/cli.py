@@ -91,6 +91,14 @@ System = Annotated[
     str | None,
     typer.Option(help="System prompt.", show_default="that of the model's own chat template"),
 ]
+Thinking = Annotated[
+    bool | None,
+    typer.Option(
+        "--thinking/--no-thinking",
+        help="Thinking mode of a chat template that has one.",
+        show_default="the template's",
+    ),
+]
 
 _PARAMS = "core.SamplingParams"
 Temperature = Annotated[float | None, option(_PARAMS, "temperature")]
@@ -114,6 +122,7 @@ _DEMO = "benchmarks.demo.DemoConfig"
 _STEP = "benchmarks.step.StepConfig"
 _SINGLE = "benchmarks.single.SingleConfig"
 _RECIPE = "recipes.Recipe"
+_ENDPOINT = "data.endpoints.EndpointConfig"
 _EVALUATION = "benchmarks.evaluation.EvaluationConfig"
 
 
@@ -163,6 +172,7 @@ def generate(
     eager: Eager = False,
     threads: Threads = None,
     system: System = None,
+    thinking: Thinking = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
     ] = False,
@@ -220,6 +230,7 @@ def generate(
         quantization=quantization,
         is_compiled=not eager,
         threads=threads,
+        thinking=thinking,
     )
     text = sys.stdin.read() if prompt == "-" else prompt
     prompt_ids = assembly.prompt_of(llm, text, system=system, is_raw=raw)
@@ -239,6 +250,7 @@ def chat(
     eager: Eager = False,
     threads: Threads = None,
     system: System = None,
+    thinking: Thinking = None,
     plain: Plain = False,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -275,6 +287,7 @@ def chat(
             quantization=quantization,
             is_compiled=not eager,
             threads=threads,
+            thinking=thinking,
         )
     conversation = Conversation(llm, params, system=system)
     run(
@@ -345,9 +358,10 @@ def demo(
 @app.command()
 def prepare(
     prompts: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            help="Prompt files, JSON lines: turns, OpenAI messages or ShareGPT conversations."
+            help="JSON lines or parquet files, or Hugging Face data sets (NAME or NAME:SPLIT), "
+            "with turns, OpenAI messages, ShareGPT conversations or a prompt in each row."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Answers file; an existing one is continued.")],
@@ -357,55 +371,127 @@ def prepare(
     quantization: Quantization = None,
     eager: Eager = False,
     threads: Threads = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="KEY=COLUMN where a column has another name; KEY is id, domain, system, turns, "
+            "messages, conversations or prompt."
+        ),
+    ] = None,
+    system: System = None,
+    thinking: Thinking = None,
     sampling: Annotated[
         list[str],
-        typer.Option(help="Temperature, or temperature:top_p; several take turns over prompts."),
+        typer.Option(
+            help="Temperature, or temperature:top_p:top_k:min_p from the left; several take turns "
+            "over prompts."
+        ),
     ] = ["0.7:0.95", "1.0"],  # noqa: B006 (typer copies it)
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer, at most.")] = 200,
     limit: Annotated[
         int | None, typer.Option(help="Prompts of each file, from its top.", show_default="all")
     ] = None,
+    first_turn: Annotated[
+        bool, typer.Option("--first-turn", help="Answer the first turn of a conversation only.")
+    ] = False,
     concurrency: Annotated[int, typer.Option(help="Answers decoded together.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt; the next has the next.")] = 0,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Base of an OpenAI-compatible server of the target, such as "
+            "http://localhost:8000/v1, instead of decoding here; several share the work.",
+            rich_help_panel="Servers",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the target there.", show_default="--target", rich_help_panel="Servers"
+        ),
+    ] = None,
+    retries: Annotated[int | None, option(_ENDPOINT, "retries", rich_help_panel="Servers")] = None,
+    token_ids: Annotated[
+        bool,
+        typer.Option(
+            "--token-ids",
+            help="Ask the server for the ids it generated (return_token_ids, as vLLM has it).",
+            rich_help_panel="Servers",
+        ),
+    ] = False,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the key of the servers.", rich_help_panel="Servers"),
+    ] = None,
 ) -> None:
     """Let the target answer prompts: what a drafter learns from. Stop and go on at any time.
 
-    Each prompt is answered exactly once; rows that cannot be asked are counted and named.
+    Every assistant turn is answered anew, each exactly once; rows that cannot be asked and turns
+    that cannot be answered are counted and named.
     """
     from dspark import assembly
+    from dspark import preparation_session as session
+    from dspark.models.embedded import DEFAULT_TARGET
 
-    samplings = [assembly.sampling_of(text) for text in sampling]
+    samplings = [session.sampling_of(text) for text in sampling]
     console = Console(stderr=True)
-    files = assembly.read_prompt_files(prompts, limit=limit)
+    files = session.read_prompt_files(
+        prompts,
+        limit=limit,
+        columns=session.columns_of(column or ()),
+        system=system,
+        has_all_turns=not first_turn,
+    )
     for line in files.remarks:
         console.print(line, highlight=False)
+    asked = session.Asked(
+        target=DEFAULT_TARGET if target is None else target,
+        samplings=samplings,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        thinking=thinking,
+        system=system,
+    )
     with console.status("loading the model"):
-        llm = assembly.load_llm(
-            target=target,
-            drafter="none",
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            is_compiled=not eager,
-            threads=threads,
-            max_requests=concurrency,
-        )
+        if endpoint:
+            answering = session.over_http(
+                asked,
+                **given(retries=retries),
+                urls=endpoint,
+                model=asked.target if model is None else model,
+                concurrency=concurrency,
+                has_token_ids=token_ids,
+                api_key=None if api_key_file is None else session.key_in(api_key_file),
+            )
+        else:
+            llm = assembly.load_llm(
+                target=target,
+                drafter="none",
+                dtype=dtype,
+                device=device,
+                quantization=quantization,
+                is_compiled=not eager,
+                threads=threads,
+                max_requests=concurrency,
+                thinking=thinking,
+            )
+            answering = session.embedded(llm, asked, quantization=quantization)
     with _progress(console) as progress:
         bars = _Bars(progress)
-        report = assembly.prepare_answers(
-            llm,
+        report = session.run(
             files.prompts,
             out,
-            samplings=samplings,
-            max_new_tokens=max_new_tokens,
-            batch_size=4 * concurrency,
-            seed=seed,
-            on_batch=lambda done, total: bars.update("answers", done, total),
+            answering=answering,
+            on_answer=lambda done, total: bars.update("answers", done, total),
         )
+    for line in session.remarks_on(report, answering, files.prompts, out):
+        console.print(line, highlight=False)
     print(
         f"{out}: {report.num_answered} answers of {report.num_answer_tokens} tokens added, "
         f"{report.num_done_before} were there, {report.num_prompts} prompts in all"
     )
+    if report.failures and not report.num_answered:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -523,14 +609,15 @@ def train(
 @app.command()
 def evaluate(
     data: Annotated[
-        list[Path], typer.Argument(help="Prompt files (JSON lines) that were not trained on.")
+        list[str],
+        typer.Argument(help="Prompts that were not trained on: files or data sets, as in prepare."),
     ],
     target: Target = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="Directory of a drafter; several are compared in one table.",
-            show_default="the shipped one",
+            help="Directory of a drafter, auto for the shipped one; several are compared.",
+            show_default="auto",
             rich_help_panel="Model",
         ),
     ] = None,
@@ -554,6 +641,8 @@ def evaluate(
         str | None,
         typer.Option(help="Only these tasks (file names without .jsonl), separated by commas."),
     ] = None,
+    system: System = None,
+    thinking: Thinking = None,
     against_plain: Annotated[
         bool,
         typer.Option(
@@ -602,7 +691,13 @@ def evaluate(
     )
     if plots is not None:
         require_matplotlib()
-    chats = assembly.read_tasks(data, limit=limit, names=None if tasks is None else _names(tasks))
+    recorded = assembly.recorded_mode(target, drafter, thinking=thinking, system=system)
+    chats = assembly.read_tasks(
+        data,
+        limit=limit,
+        names=None if tasks is None else _names(tasks),
+        system=recorded.system,
+    )
     console = Console(stderr=True)
     with console.status("loading the model"):
         llm = assembly.load_llm(
@@ -614,9 +709,10 @@ def evaluate(
             is_compiled=not eager,
             threads=threads,
             max_requests=config.batch_size,
+            thinking=recorded.thinking,
         )
     contenders = assembly.contenders(llm, drafter or None, has_heads_off=heads_off)
-    settings = {**settings_of(llm, config), "quantization": quantization}
+    settings = {**settings_of(llm, config), "quantization": quantization, **asdict(recorded)}
     identity = {
         "conditions": [config.temperatures, config.widths, against_plain],
         "weights": {name: contender.weights for name, contender in contenders.items()},

@@ -1,6 +1,7 @@
 """The public face: load a target and its drafter, then generate. It knows no HTTP and no argv."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.engine.draft_source import DraftSource, block_size_of
 from dspark.engine.prompt_lookup import PromptLookup
 from dspark.errors import InputError, ModelError
-from dspark.models.checkpoint import load_drafter
+from dspark.models.checkpoint import load_drafter, read_provenance
 from dspark.models.embedded import DEFAULT_TARGET, is_embedded
 from dspark.models.kinds import AnyDrafter
 from dspark.models.target import Target, resolve_source
@@ -144,9 +145,12 @@ class LLM:
         drafter: DraftSource | None = None,
         config: CycleConfig | None = None,
         quantization: str | None = None,
+        thinking: bool | None = None,
     ) -> None:
-        """`quantization`: how the target's weights are stored; further drafters follow it."""
+        """`quantization`: how the target's weights are stored; further drafters follow it.
+        `thinking`: mode handed to the chat template, `None` leaves it to the template."""
         self.target = target
+        self.thinking = thinking
         self.drafter = drafter
         self.config = CycleConfig() if config is None else config
         self._tokenizer = tokenizer
@@ -166,13 +170,16 @@ class LLM:
         quantization: str | None = None,
         config: CycleConfig | None = None,
         trust_remote_code: bool = False,
+        thinking: bool | None = None,
     ) -> "LLM":
         """Load everything from disk.
 
         `drafter`: a directory, `None` for plain decoding, "auto": the one shipped for this
         target, if there is one, or "prompt-lookup": what the request's own text
         repeats. `dtype`: bf16, fp32 or auto. `quantization`: int8 or `None`.
-        Raises `ModelError` for what is missing or does not fit.
+        `thinking`: mode of chats, `None` leaves it to the template.
+        Raises `ModelError` for what is missing or does not fit, `InputError` for a thinking mode
+        of a template that has none.
         """
         torch_device = _resolve_device(device)
         folder = resolve_source(target)
@@ -184,8 +191,14 @@ class LLM:
             quantization=quantization,
             trust_remote_code=trust_remote_code,
         )
+        tokenizer = Tokenizer.load(folder)
+        tokenizer.check_thinking(thinking)
         llm = cls(
-            loaded, tokenizer=Tokenizer.load(folder), config=config, quantization=quantization
+            loaded,
+            tokenizer=tokenizer,
+            config=config,
+            quantization=quantization,
+            thinking=thinking,
         )
         return llm.with_drafter(shipped_drafter(target) if drafter == "auto" else drafter)
 
@@ -199,12 +212,14 @@ class LLM:
             drafter = PromptLookup()
         elif path is not None:
             drafter = self._load_drafter(path)
+            _compare_modes(path, self.thinking)
         return LLM(
             self.target,
             tokenizer=self._tokenizer,
             drafter=drafter,
             config=self.config,
             quantization=self._quantization,
+            thinking=self.thinking,
         )
 
     def _load_drafter(self, path: str | Path) -> AnyDrafter:
@@ -302,7 +317,8 @@ class LLM:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if prompt and isinstance(prompt[0], Mapping):
-            return self.tokenizer.chat(cast(Sequence[Mapping[str, Any]], prompt))
+            messages = cast(Sequence[Mapping[str, Any]], prompt)
+            return self.tokenizer.chat(messages, thinking=self.thinking)
         return [int(token) for token in cast(Sequence[int], prompt)]
 
     def cycle(self, *, speculation: bool) -> Cycle:
@@ -374,6 +390,16 @@ class LLM:
         finally:
             for request_id in running:
                 cycle.abort(request_id)
+
+
+def _compare_modes(path: str | Path, thinking: bool | None) -> None:
+    origin = read_provenance(path)
+    if origin is not None and origin.thinking != thinking:
+        warnings.warn(
+            f"The drafter {path} learnt answers with thinking mode {origin.thinking}, and now it "
+            f"is {thinking}; it will accept less (None: the template's default).",
+            stacklevel=2,
+        )
 
 
 def shipped_drafter(target: str | Path) -> Path | None:

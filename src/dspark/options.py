@@ -64,13 +64,18 @@ def _default(node: ast.expr | None) -> str | None:
     return None if value in ("None", "()", "[]") else value.strip("'")
 
 
-def option(owner: str, name: str, *flags: str) -> Any:
+def option(owner: str, name: str, *flags: str, rich_help_panel: str | None = None) -> Any:
     """A typer option for a field; nothing is passed on unless the user gives it.
 
     The command's own default is `None`, so that the field's default stays the only one.
     """
     field = owned_field(owner, name)
-    return typer.Option(*flags, help=field.sentence, show_default=field.default or False)
+    return typer.Option(
+        *flags,
+        help=field.sentence,
+        show_default=field.default or False,
+        rich_help_panel=rich_help_panel,
+    )
 
 
 def given(**values: Any) -> dict[str, Any]:

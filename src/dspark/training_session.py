@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dspark.data.answers import Answer, read_answers
+from dspark.data.answers import Answer, AnswerSettings, join_turns, read_answers
 from dspark.data.batches import AnswerBatches, BatchConfig
 from dspark.data.hidden_states import fill_cache, select_vocabulary
 from dspark.errors import InputError
@@ -34,8 +34,12 @@ class Watchers:
 
 
 def read_all_answers(files: Sequence[Path]) -> list[Answer]:
-    """The answers of several files. Raises `InputError` if an id occurs twice."""
+    """The answers of several files, conversations in one piece (`join_turns`).
+
+    Raises `InputError` if an id occurs twice, or for answers made under different conditions.
+    """
     answers = [answer for file in files for answer in read_answers(file)]
+    conditions_of(answers)
     seen: set[str] = set()
     for answer in answers:
         if answer.id in seen:
@@ -44,7 +48,23 @@ def read_all_answers(files: Sequence[Path]) -> list[Answer]:
                 "give each answer its own id."
             )
         seen.add(answer.id)
-    return answers
+    return join_turns(answers)
+
+
+def conditions_of(answers: Sequence[Answer]) -> AnswerSettings | None:
+    """How the answers were made, as far as a drafter's user must do the same; `None` if unknown.
+
+    Raises `InputError` if thinking mode, system prompt or template differ among them (UC-102).
+    """
+    found = {id(a.settings): a.settings for a in answers if a.settings is not None}.values()
+    for name in ("thinking", "system", "template_hash"):
+        values = {getattr(settings, name) for settings in found}
+        if len(values) > 1:
+            raise InputError(
+                f"These answers were made with different values of {name} "
+                f"({', '.join(map(repr, sorted(map(str, values))))}); train on one kind at a time."
+            )
+    return next(iter(found), None)
 
 
 def train(
@@ -117,13 +137,17 @@ def train(
         on_step=watchers.on_step,
         on_validation=watchers.on_validation,
     ).run()
+    conditions = conditions_of(answers)
     provenance = Provenance(
         target_name=target.spec.name,
         target_fingerprint=fingerprint,
         target_dtype=str(target.dtype).removeprefix("torch."),
         template_hash=tokenizer.template_hash if tokenizer.has_chat_template else None,
+        thinking=None if conditions is None else conditions.thinking,
+        system=None if conditions is None else conditions.system,
         recipe={
             **asdict(recipe),
+            "answers": None if conditions is None else asdict(conditions),
             "num_answers": len(answers),
             "num_answer_tokens": sum(len(answer.token_ids) for answer in answers),
             **asdict(summary),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dspark.data.prompts import read_prompts
+from dspark.data.prompts import read_prompts, with_system
 from dspark.errors import InputError
 
 
@@ -23,16 +23,20 @@ def test_the_same_chat_in_three_encodings_is_the_same_prompt(tmp_path: Path):
             {"id": "b", "messages": [{"role": "user", "content": "Hello"}]},
             {"id": "c", "conversations": [{"from": "human", "value": "Hello"}]},
             {"id": "d", "conversations": [{"role": "user", "content": "Hello"}]},
+            {"id": "e", "prompt": "Hello"},
+            {
+                "id": "f",
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+            },
         ],
     )
     chats = [prompt.as_chat() for prompt in read_prompts(file).prompts]
-    assert chats == [[{"role": "user", "content": "Hello"}]] * 4
+    assert chats == [[{"role": "user", "content": "Hello"}]] * 6
 
 
 def test_all_turns_of_a_sharegpt_row_are_kept_by_role(tmp_path: Path):
-    """UC-097: five turns and a system prompt; the answer to the last user turn is generated."""
+    """UC-097: the user's turns in order, roles by name; every answer is to be generated anew."""
     turns = [
-        {"from": "system", "value": "Be brief."},
         {"from": "human", "value": "1"},
         {"from": "gpt", "value": "one"},
         {"from": "human", "value": "2"},
@@ -40,13 +44,42 @@ def test_all_turns_of_a_sharegpt_row_are_kept_by_role(tmp_path: Path):
         {"from": "human", "value": "3"},
         {"from": "gpt", "value": "three"},
     ]
-    (prompt,) = read_prompts(write(tmp_path, [{"conversations": turns}])).prompts
-    assert [m.role for m in prompt.messages] == ["system", *["user", "assistant"] * 2, "user"]
-    assert [m.content for m in prompt.messages] == ["Be brief.", "1", "one", "2", "two", "3"]
+    system = {"from": "system", "value": "Be brief."}
+    rows = [
+        {"conversations": [system, *turns]},
+        {"conversations": turns, "system": "Be brief."},  # a field of the row
+        {"turns": ["1", "2", "3"], "system": "Be brief."},
+    ]
+    for prompt in read_prompts(write(tmp_path, rows)).prompts:
+        assert (prompt.system, list(prompt.turns)) == ("Be brief.", ["1", "2", "3"])
+    chat = prompt.as_chat(["eins", "zwei"])
+    assert [m["role"] for m in chat] == ["system", *["user", "assistant"] * 2, "user"]
+    assert [m["content"] for m in chat] == ["Be brief.", "1", "eins", "2", "zwei", "3"]
+    assert prompt.as_chat() == chat[:2]
+
+
+def test_a_column_map_finds_what_has_another_name(tmp_path: Path):
+    rows = [
+        {"uid": 5, "chat": [{"role": "user", "content": "Hi"}], "kind": "small talk", "turns": []},
+        {"uid": 6, "kind": "none"},
+    ]
+    columns = {"messages": "chat", "id": "uid", "domain": "kind"}
+    found = read_prompts(write(tmp_path, rows), columns=columns)
+    (prompt,) = found.prompts
+    assert (prompt.id, prompt.domain, list(prompt.turns)) == ("5", "small talk", ["Hi"])
+    assert found.reasons() == {"no column 'chat'": 1}
+    with pytest.raises(InputError, match="column 'mesages' means nothing"):
+        read_prompts(write(tmp_path, rows), columns={"mesages": "chat"})
+
+
+def test_a_system_prompt_is_for_rows_that_bring_none(tmp_path: Path):
+    rows = [{"turns": ["a"]}, {"turns": ["b"], "system": "Own."}]
+    prompts = with_system(read_prompts(write(tmp_path, rows)).prompts, "Given.")
+    assert [prompt.system for prompt in prompts] == ["Given.", "Own."]
 
 
 def test_rows_that_cannot_be_asked_are_left_out_and_counted_by_reason(tmp_path: Path):
-    """UC-096, UC-098: none of them ends the job."""
+    """UC-096, UC-098, UC-160: none of them ends the job."""
     user = {"role": "user", "content": "Hi"}
     bad = [
         ([], "empty conversation"),
@@ -57,6 +90,11 @@ def test_rows_that_cannot_be_asked_are_left_out_and_counted_by_reason(tmp_path: 
         ([{"role": "user", "content": None}], "content is not text"),
         ([{"role": "user", "content": " \n"}], "empty turn"),
         ([user, {"role": "tool", "content": "{}"}, user], "tool roles"),
+        ([user, {"role": "assistant", "tool_calls": [{}]}, user], "tool roles"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "image or other parts that are not text",
+        ),
         ([{"role": "wizard", "content": "x"}], "unknown role"),
         (["Hi"], "entry is not an object"),
         ([user, {"role": "system", "content": "s"}, user], "system turn inside the conversation"),
@@ -66,7 +104,7 @@ def test_rows_that_cannot_be_asked_are_left_out_and_counted_by_reason(tmp_path: 
     found = read_prompts(write(tmp_path, rows))
     assert [prompt.id for prompt in found.prompts] == ["good"]
     expected = [reason for _, reason in bad]
-    expected += ["not an object", "no turns, messages or conversations"]
+    expected += ["not an object", "no turns, messages, conversations or prompt"]
     assert [row.reason for row in found.skipped] == expected
     assert [row.line for row in found.skipped] == list(range(1, len(expected) + 1))
     assert found.reasons()["empty turn"] == 2
@@ -76,7 +114,7 @@ def test_a_line_that_is_no_json_is_counted_and_not_fatal(tmp_path: Path):
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(b'{"turns": ["a"]}\n\xff\xfe broken\n\n{"turns": ["b"]}\n{"turns": ["cut')
     found = read_prompts(file)
-    assert [prompt.messages[0].content for prompt in found.prompts] == ["a", "b"]
+    assert [prompt.turns[0] for prompt in found.prompts] == ["a", "b"]
     assert [(row.line, row.reason) for row in found.skipped] == [(2, "not JSON"), (5, "not JSON")]
 
 

@@ -14,8 +14,10 @@ from typing import Any
 from dspark.benchmarks.evaluation_report import DrafterShape, EvaluationReport, report_of
 from dspark.benchmarks.journal import PLAIN, Cell, Journal, PromptRecord
 from dspark.core import Coupling, SamplingParams
+from dspark.engine.prompt_lookup import PromptLookup
 from dspark.errors import InputError
 from dspark.llm import LLM, Job
+from dspark.models.drafter_config import DrafterKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,16 +120,16 @@ def settings_of(llm: LLM, config: EvaluationConfig) -> dict[str, Any]:
 
 
 def _shape(llm: LLM) -> DrafterShape:
-    config: Any = getattr(llm.drafter, "config", None)  # prompt lookup has none
-    kind = str(getattr(config, "kind", "dspark" if config is not None else "prompt-lookup"))
-    if kind == "dspark" and config.markov_rank == 0:
-        kind = "dflash"
-    block_size = llm.cycle(speculation=True).block_size
+    size = llm.block_size
+    if isinstance(llm.drafter, PromptLookup) or llm.drafter is None:
+        return DrafterShape(kind="prompt-lookup", layers=None, block_size=size, width=size)
+    config = llm.drafter.config
+    is_headless = config.kind is DrafterKind.DSPARK and config.markov_rank == 0
     return DrafterShape(
-        kind=kind,
-        layers=getattr(config, "num_hidden_layers", None),
-        block_size=block_size,
-        width=block_size,
+        kind="dflash" if is_headless else config.kind.value,
+        layers=config.num_hidden_layers,
+        block_size=size,
+        width=size,
     )
 
 

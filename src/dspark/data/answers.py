@@ -1,20 +1,62 @@
-"""The answers file: what the target said to each prompt, ids exactly as generated.
+"""The answers file: what the target said to each prompt, one turn a line, ids as generated.
 
-One JSON object a line. It does not know how the answers are generated: `prepare` is given a
-callable. It never encodes text again, so trained ids are the generated ids (UC-103).
+A line `{"prepare": {...}}` says how the lines after it were made. It does not know how answers
+are generated, and it never encodes text again, so trained ids are the generated ids (UC-103).
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dspark.data.prompts import Prompt
 from dspark.errors import CapacityError, InputError
+
+_HEADER = "prepare"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How one prompt is to be answered."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.temperature >= 0.0 and 0.0 < self.top_p <= 1.0):
+            raise InputError(
+                f"temperature {self.temperature!r} with top_p {self.top_p!r} cannot be sampled; "
+                "temperature must be at least 0 and top_p lie in (0, 1]."
+            )
+        if not ((self.top_k is None or self.top_k >= 1) and 0.0 <= self.min_p <= 1.0):
+            raise InputError(
+                f"top_k {self.top_k!r} with min_p {self.min_p!r} cannot be sampled; top_k must be "
+                "at least 1 and min_p lie in [0, 1]."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSettings:
+    """How the answers of a file were made: whoever uses a drafter later needs the same."""
+
+    target: str
+    engine: str
+    """Who answered, such as "embedded bfloat16" or "endpoint NAME"."""
+    template_hash: str | None
+    thinking: bool | None
+    """Thinking mode that the template was given; `None`: its own default."""
+    system: str | None
+    """System prompt of rows that bring none; `None`: that of the template."""
+    samplings: Sequence[Sampling]
+    """Prompt number i used entry i modulo their number."""
+    max_new_tokens: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +71,18 @@ class Answer:
     token_ids: Sequence[int]
     finish_reason: str
     text: str
+    top_k: int | None = None
+    min_p: float = 0.0
+    conversation: str | None = None
+    """Id of the prompt whose turn this answers; `None` in files of single turns: `id` itself."""
+    turn: int = 0
+    reasoning: str | None = None
+    """Thoughts that an endpoint gave apart from the text."""
+    settings: AnswerSettings | None = None
+    """From the line above it that holds them; `None` in files that say nothing."""
+    unsupervised: Sequence[tuple[int, int]] = ()
+    """Ranges of `ids()` behind the first answer token that the target did not write: the user's
+    further turns in a conversation that was put together (`join_turns`)."""
 
     def ids(self) -> Tensor:
         """Prompt and answer, int64 [T]."""
@@ -38,36 +92,26 @@ class Answer:
         """bool [T]: the answer's own tokens; nothing of the prompt (UC-093, UC-095)."""
         mask_T = torch.ones(len(self.prompt_token_ids) + len(self.token_ids), dtype=torch.bool)
         mask_T[: len(self.prompt_token_ids)] = False
+        for start, stop in self.unsupervised:
+            mask_T[start:stop] = False
         return mask_T
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a limit cut it: there is no token that ends it, and none is learnt (UC-100)."""
+        return self.finish_reason != "stop"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How one prompt is to be answered."""
-
-    temperature: float
-    top_p: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (self.temperature >= 0.0 and 0.0 < self.top_p <= 1.0):
-            raise InputError(
-                f"temperature {self.temperature!r} with top_p {self.top_p!r} cannot be sampled; "
-                "temperature must be at least 0 and top_p lie in (0, 1]."
-            )
+    @property
+    def conversation_id(self) -> str:
+        """Id of its prompt."""
+        return self.id if self.conversation is None else self.conversation
 
 
-Generate = Callable[[Sequence[Prompt], Sequence[Sampling]], Sequence[Answer]]
-"""Answers a batch of prompts, in order; each answer carries its prompt's id and domain."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareReport:
-    """What one call of `prepare` did."""
-
-    num_prompts: int
-    num_done_before: int
-    num_answered: int
-    num_answer_tokens: int
+_REQUIRED = (
+    *("id", "domain", "temperature", "top_p", "prompt_token_ids", "token_ids"),
+    *("finish_reason", "text"),
+)
+_OPTIONAL = ("top_k", "min_p", "conversation", "turn", "reasoning")
 
 
 def read_answers(path: str | Path) -> list[Answer]:
@@ -75,98 +119,131 @@ def read_answers(path: str | Path) -> list[Answer]:
     file = Path(path)
     if not file.is_file():
         raise InputError(f"{file} is no answers file; write one with `dspark prepare`.")
-    return list(_parse(file, file.read_bytes()))
+    return [row for row in _parse(file, file.read_bytes()) if isinstance(row, Answer)]
 
 
-def prepare(
-    prompts: Sequence[Prompt],
-    path: str | Path,
-    *,
-    generate: Generate,
-    samplings: Sequence[Sampling],
-    batch_size: int = 64,
-    on_batch: Callable[[int, int], None] | None = None,
-) -> PrepareReport:
-    """Answer each prompt exactly once, appending to `path`; run again, it goes on (any kill).
+def join_turns(answers: Sequence[Answer]) -> list[Answer]:
+    """Conversations in one piece: a turn whose prompt begins with all that was said before is put
+    behind it, so that nothing is computed twice; any other turn stays a sequence of its own.
 
-    Prompt number i uses `samplings[i % len(samplings)]`, whatever was done before. A batch is
-    one append followed by a sync; a line cut by a kill is removed first and answered again.
-    `on_batch(done, total)` reports progress.
+    A template that rewrites earlier turns (dropping old thoughts, UC-094) gives the latter.
     """
-    if not samplings:
-        raise InputError("samplings is empty, but at least one temperature is needed.")
-    file = Path(path)
-    done = repair(file)
-    _check_unique(prompts)
-    todo = [
-        (prompt, samplings[index % len(samplings)])
-        for index, prompt in enumerate(prompts)
-        if prompt.id not in done
-    ]
-    num_tokens = 0
-    for start in range(0, len(todo), batch_size):
-        batch = todo[start : start + batch_size]
-        answers = generate([prompt for prompt, _ in batch], [sampling for _, sampling in batch])
-        _check_order([prompt for prompt, _ in batch], answers)
-        append(file, answers)
-        num_tokens += sum(len(answer.token_ids) for answer in answers)
-        if on_batch is not None:
-            on_batch(len(prompts) - len(todo) + start + len(batch), len(prompts))
-    return PrepareReport(
-        num_prompts=len(prompts),
-        num_done_before=len(prompts) - len(todo),
-        num_answered=len(todo),
-        num_answer_tokens=num_tokens,
+    joined: dict[tuple[str, int], Answer] = {}
+    last_of: dict[str, tuple[str, int]] = {}
+    for answer in sorted(answers, key=lambda a: a.turn):
+        place = last_of.get(answer.conversation_id)
+        before = None if place is None else joined[place]
+        if place is not None and before is not None and _continues(before, answer):
+            joined[place] = _joined(before, answer)
+        else:
+            last_of[answer.conversation_id] = (answer.conversation_id, answer.turn)
+            joined[last_of[answer.conversation_id]] = answer
+    order = {answer.id: number for number, answer in enumerate(answers)}
+    return sorted(joined.values(), key=lambda answer: order[answer.id])
+
+
+def _continues(before: Answer, answer: Answer) -> bool:
+    said = [*before.prompt_token_ids, *before.token_ids]
+    return answer.turn > before.turn and list(answer.prompt_token_ids[: len(said)]) == said
+
+
+def _joined(before: Answer, answer: Answer) -> Answer:
+    said = len(before.prompt_token_ids) + len(before.token_ids)
+    asked = len(answer.prompt_token_ids)
+    between = list(answer.prompt_token_ids[said:])
+    return replace(
+        before,
+        token_ids=[*before.token_ids, *between, *answer.token_ids],
+        finish_reason=answer.finish_reason,
+        text=before.text + answer.text,
+        unsupervised=[*before.unsupervised, (said, asked)],
     )
 
 
-def repair(file: Path) -> set[str]:
-    """Cut a last line that a kill left unfinished; the ids that are answered."""
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return set()
-    raw = file.read_bytes()
+class AnswerFile:
+    """An answers file that grows by one line a turn and goes on after a kill at any moment."""
+
+    def __init__(self, path: str | Path, *, settings: AnswerSettings) -> None:
+        """Cuts a last line that a kill left unfinished. Raises `InputError` if the file was made
+        with other settings: two kinds of answers in one file would teach neither."""
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        rows = list(_repaired(self.path))
+        found = [row for row in rows if isinstance(row, AnswerSettings)]
+        self.turns: dict[str, list[Answer]] = {}
+        """Answers of each conversation in the file, by turn."""
+        for row in rows:
+            if isinstance(row, Answer):
+                self.turns.setdefault(row.conversation_id, []).append(row)
+        for turns in self.turns.values():
+            turns.sort(key=lambda answer: answer.turn)
+        if found:
+            _check_same(self.path, found[-1], settings)
+        else:
+            self._write({_HEADER: asdict(settings)})
+
+    def add(self, answer: Answer) -> None:
+        """Append a line and wait until it is on the disk."""
+        row = {name: getattr(answer, name) for name in (*_REQUIRED, *_OPTIONAL)}
+        self._write({name: value for name, value in row.items() if value is not None})
+        self.turns.setdefault(answer.conversation_id, []).append(answer)
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        try:
+            with self.path.open("ab") as stream:
+                stream.write(json.dumps(row).encode() + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise CapacityError(
+                f"{self.path} took no more answers ({error}); free some disk space and run the "
+                "same command again, finished answers are kept."
+            ) from error
+
+
+def _repaired(file: Path) -> Iterator[Answer | AnswerSettings]:
+    raw = file.read_bytes() if file.exists() else b""
     whole = raw[: raw.rfind(b"\n") + 1]
     if len(whole) < len(raw):
         os.truncate(file, len(whole))
-    return {answer.id for answer in _parse(file, whole)}
+    return _parse(file, whole)
 
 
-def append(file: Path, answers: Sequence[Answer]) -> None:
-    """Add lines and wait until they are on the disk; a full disk is a `CapacityError`."""
-    data = "".join(json.dumps(asdict(answer)) + "\n" for answer in answers).encode()
-    try:
-        with file.open("ab") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-    except OSError as error:
-        raise CapacityError(
-            f"{file} took no more answers ({error}); free some disk space and run the same "
-            "command again, finished answers are kept."
-        ) from error
+def _check_same(file: Path, found: AnswerSettings, wanted: AnswerSettings) -> None:
+    was, now = asdict(found), asdict(wanted)
+    for name in was:
+        if was[name] != now[name]:
+            raise InputError(
+                f"{file} holds answers made with {name} {was[name]!r}, and now it is "
+                f"{now[name]!r}; name another file with --out, or take the same settings."
+            )
 
 
-def _parse(file: Path, raw: bytes) -> Iterator[Answer]:
-    names = set(Answer.__slots__)
+def _parse(file: Path, raw: bytes) -> Iterator[Answer | AnswerSettings]:
+    settings = None
     for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(), start=1):
         try:
             row = json.loads(line)
         except ValueError as error:
             raise InputError(f"{file} line {number} is not JSON ({error}).") from error
-        if not isinstance(row, dict) or not names <= row.keys():
-            missing = sorted(names - row.keys()) if isinstance(row, dict) else sorted(names)
+        if isinstance(row, dict) and isinstance(row.get(_HEADER), dict):
+            settings = _settings_of(row[_HEADER], file, number)
+            yield settings
+            continue
+        missing = [
+            name for name in sorted(_REQUIRED) if not isinstance(row, dict) or name not in row
+        ]
+        if missing:
             raise InputError(f"{file} line {number} lacks {', '.join(missing)}.")
-        yield Answer(**{name: row[name] for name in names})
+        values = {name: row[name] for name in (*_REQUIRED, *_OPTIONAL) if name in row}
+        yield Answer(**values, settings=settings)
 
 
-def _check_unique(prompts: Sequence[Prompt]) -> None:
-    seen: set[str] = set()
-    for prompt in prompts:
-        if prompt.id in seen:
-            raise InputError(f"Prompt id {prompt.id!r} occurs twice; give each prompt its own id.")
-        seen.add(prompt.id)
-
-
-def _check_order(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> None:
-    assert [p.id for p in prompts] == [a.id for a in answers], "generate must keep the order"
+def _settings_of(values: Mapping[str, Any], file: Path, number: int) -> AnswerSettings:
+    try:
+        samplings = [Sampling(**entry) for entry in values["samplings"]]
+        return AnswerSettings(**{**values, "samplings": samplings})
+    except (TypeError, KeyError) as error:
+        raise InputError(
+            f"{file} line {number} does not say how its answers were made ({error})."
+        ) from error

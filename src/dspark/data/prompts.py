@@ -1,21 +1,22 @@
-"""Prompts from JSON lines in the three encodings people have. It does not know tokens.
+"""Prompts in the encodings people have: the user's turns of a conversation. No tokens here.
 
-`turns` (list of user turns), OpenAI `messages`, ShareGPT `conversations`. A row that cannot be
-asked is left out, counted by reason and named; it never ends the job (UC-096..098).
+`turns` (user turns), OpenAI `messages`, ShareGPT `conversations`, or one `prompt`. Answers in a
+row are left out: the target writes its own. A row that cannot be asked is left out, counted by
+reason and named; it never ends the job (UC-096 to UC-098, UC-160).
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+from dspark.data.prompt_rows import Row, rows_of, stem_of
 from dspark.errors import InputError
 
 _ROLES = {
     "system": "system",
+    "developer": "system",
     "user": "user",
     "human": "user",
     "assistant": "assistant",
@@ -23,27 +24,29 @@ _ROLES = {
     "chatgpt": "assistant",
     "bot": "assistant",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One turn of a chat; role is system, user or assistant."""
-
-    role: str
-    content: str
+_TOOL_ROLES = ("tool", "function", "function_call", "observation")
+_KEYS = ("turns", "messages", "conversations", "prompt")
+COLUMNS = ("id", "domain", "system", *_KEYS)
+"""Keys of a row that mean something; a column map renames others to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A chat that ends with a user turn and waits for the target's answer."""
+    """What a user says in one conversation, turn after turn."""
 
     id: str
     domain: str
-    messages: Sequence[Message]
+    system: str | None
+    """`None`: the chat template's own."""
+    turns: Sequence[str]
 
-    def as_chat(self) -> list[dict[str, str]]:
-        """The form that chat templates take."""
-        return [{"role": m.role, "content": m.content} for m in self.messages]
+    def as_chat(self, answers: Sequence[str] = ()) -> list[dict[str, str]]:
+        """The conversation up to the user turn that follows `answers`, for a chat template."""
+        chat = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for turn, answer in zip(self.turns, answers, strict=False):
+            chat.append({"role": "user", "content": turn})
+            chat.append({"role": "assistant", "content": answer})
+        return [*chat, {"role": "user", "content": self.turns[len(answers)]}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,121 +70,174 @@ class PromptFile:
 
 
 def read_prompts(
-    path: str | Path, *, limit: int | None = None, domain: str = "other"
+    source: object,
+    *,
+    limit: int | None = None,
+    domain: str = "other",
+    columns: Mapping[str, str] | None = None,
 ) -> PromptFile:
-    """Prompts of a JSON-lines file, at most `limit`; `domain` is for rows that name none."""
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"{file} is not a file; give a JSON-lines file of prompts.")
+    """Prompts of a file or a data set (`rows_of`), at most `limit`.
+
+    `domain` is for rows that name none; `columns` says which column of theirs holds what we call
+    `id`, `domain`, `system`, `turns`, `messages`, `conversations` or `prompt`. Raises `InputError`
+    for a source that cannot be read or holds no usable prompt.
+    """
+    name, renamed = str(source), _checked(columns or {})
     prompts: list[Prompt] = []
     skipped: list[SkippedRow] = []
     seen: set[str] = set()
-    with file.open("rb") as stream:
-        for line, raw in enumerate(stream, start=1):
-            if limit is not None and len(prompts) >= limit:
-                break
-            if not raw.strip():
-                continue
-            parsed = _parse(raw, fallback_id=f"{file.stem}-{line}", domain=domain)
-            if isinstance(parsed, Prompt) and parsed.id in seen:
-                parsed = "id occurs twice"
-            if isinstance(parsed, str):
-                skipped.append(SkippedRow(line=line, reason=parsed))
-            else:
-                seen.add(parsed.id)
-                prompts.append(parsed)
+    for row in rows_of(name):
+        if limit is not None and len(prompts) >= limit:
+            break
+        parsed = _parse(
+            row, fallback_id=f"{stem_of(name)}-{row[0]}", domain=domain, renamed=renamed
+        )
+        if isinstance(parsed, Prompt) and parsed.id in seen:
+            parsed = "id occurs twice"
+        if isinstance(parsed, str):
+            skipped.append(SkippedRow(line=row[0], reason=parsed))
+        else:
+            seen.add(parsed.id)
+            prompts.append(parsed)
     if not prompts:
         reasons = Counter(row.reason for row in skipped)
         listed = ", ".join(f"{reason}: {count}" for reason, count in reasons.items()) or "empty"
-        raise InputError(f"{file} holds no usable prompt ({listed}).")
+        raise InputError(f"{name} holds no usable prompt ({listed}).")
     return PromptFile(prompts=prompts, skipped=skipped)
 
 
-def _parse(raw: bytes, *, fallback_id: str, domain: str) -> Prompt | str:
-    """The prompt of a line, or the reason why there is none."""
-    try:
-        row = json.loads(raw)
-    except ValueError:
-        return "not JSON"
-    if not isinstance(row, dict):
-        return "not an object"
-    messages = _messages(row)
+def with_system(prompts: Sequence[Prompt], system: str) -> list[Prompt]:
+    """The same prompts under this system prompt, those that bring their own unchanged."""
+    return [replace(p, system=system) if p.system is None else p for p in prompts]
+
+
+def _checked(columns: Mapping[str, str]) -> Mapping[str, str]:
+    for key in columns:
+        if key not in COLUMNS:
+            raise InputError(f"column {key!r} means nothing; map one of {', '.join(COLUMNS)}.")
+    return columns
+
+
+def _parse(row: Row, *, fallback_id: str, domain: str, renamed: Mapping[str, str]) -> Prompt | str:
+    """The prompt of a row, or the reason why there is none."""
+    _, values = row
+    if isinstance(values, str):
+        return values
+    for key, column in renamed.items():
+        if column not in values:
+            return f"no column {column!r}"
+        values = {**values, key: values[column]}
+    if any(key in renamed for key in _KEYS):  # what is mapped is what is meant
+        values = {k: v for k, v in values.items() if k not in _KEYS or k in renamed}
+    messages = _messages(values)
     if isinstance(messages, str):
         return messages
+    system, turns = _split(messages)
+    row_system = values.get("system")
+    if isinstance(row_system, str) and row_system.strip() and system is None:
+        system = row_system
     return Prompt(
-        id=str(row.get("id", fallback_id)),
-        domain=str(row.get("domain", row.get("category", domain))),
-        messages=messages,
+        id=str(values.get("id") if values.get("id") is not None else fallback_id),
+        domain=str(values.get("domain") or values.get("category") or domain),
+        system=system,
+        turns=turns,
     )
 
 
-def _messages(row: Mapping[str, Any]) -> list[Message] | str:
-    for key, reader in (("turns", _from_turns), ("messages", _from_messages)):
-        if isinstance(row.get(key), list):
-            return _asked(reader(row[key]))
+Messages = list[tuple[str, str]]
+"""Role and text, roles being system, user and assistant."""
+
+
+def _messages(row: Mapping[str, Any]) -> Messages | str:
+    if isinstance(row.get("turns"), list):
+        return _asked(_from_turns(row["turns"]))
+    if isinstance(row.get("messages"), list):
+        return _asked(_read(row["messages"], role_key="role", text_key="content"))
     if isinstance(row.get("conversations"), list):
         return _asked(_from_sharegpt(row["conversations"]))
-    return "no turns, messages or conversations"
+    if isinstance(row.get("prompt"), str):
+        return _asked([("user", row["prompt"])])
+    return f"no {', '.join(_KEYS[:-1])} or {_KEYS[-1]}"
 
 
-def _from_turns(turns: Sequence[Any]) -> list[Message] | str:
-    """User turns only: the first one is asked, later ones would need the target's answers."""
-    if not turns:
-        return "empty conversation"
-    if not isinstance(turns[0], str):
-        return "content is not text"
-    return [Message(role="user", content=turns[0])]
+def _from_turns(turns: Sequence[Any]) -> Messages | str:
+    """User turns; the answers between them are to come."""
+    found: Messages = []
+    for turn in turns:
+        if not isinstance(turn, str):
+            return "content is not text"
+        found += [("user", turn), ("assistant", "to be written")]
+    return found
 
 
-def _from_messages(entries: Sequence[Any]) -> list[Message] | str:
-    return _read(entries, role_key="role", text_key="content")
-
-
-def _from_sharegpt(entries: Sequence[Any]) -> list[Message] | str:
+def _from_sharegpt(entries: Sequence[Any]) -> Messages | str:
     if entries and all(isinstance(e, dict) and "from" not in e for e in entries):
-        return _from_messages(entries)  # the OpenAI form under ShareGPT's column name
+        return _read(entries, role_key="role", text_key="content")  # OpenAI's form, this name
     return _read(entries, role_key="from", text_key="value")
 
 
-def _read(entries: Sequence[Any], *, role_key: str, text_key: str) -> list[Message] | str:
-    messages = []
+def _read(entries: Sequence[Any], *, role_key: str, text_key: str) -> Messages | str:
+    messages: Messages = []
     for entry in entries:
         if not isinstance(entry, dict):
             return "entry is not an object"
         name = entry.get(role_key)
-        if name in ("tool", "function", "function_call", "observation"):
+        if name in _TOOL_ROLES or entry.get("tool_calls"):
             return "tool roles"
         role = _ROLES.get(name) if isinstance(name, str) else None
         if role is None:
             return "unknown role"
-        if not isinstance(entry.get(text_key), str):
-            return "content is not text"
-        messages.append(Message(role=role, content=entry[text_key]))
+        text = _text(entry.get(text_key))
+        if text is None:
+            return _untold(entry.get(text_key))
+        messages.append((role, text))
     return messages
 
 
-def _asked(messages: list[Message] | str) -> list[Message] | str:
-    """Cut behind the last user turn, since the target writes the answer; check what is left."""
+def _text(content: Any) -> str | None:
+    """A message's text; of a list of parts if all of them are text."""
+    if isinstance(content, list) and content:
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(content):
+            return "".join(texts)
+    return content if isinstance(content, str) else None
+
+
+def _untold(content: Any) -> str:
+    kinds = content if isinstance(content, list) else ()
+    if any(isinstance(part, dict) and part.get("type") != "text" for part in kinds):
+        return "image or other parts that are not text"
+    return "content is not text"
+
+
+def _asked(messages: Messages | str) -> Messages | str:
+    """Cut behind the last user turn, since the target writes the answers; check what is left."""
     if isinstance(messages, str):
         return messages
     if not messages:
         return "empty conversation"
-    is_user = [message.role == "user" for message in messages]
+    is_user = [role == "user" for role, _ in messages]
     if True not in is_user:
         return "no user turn"
     asked = messages[: len(messages) - is_user[::-1].index(True)]
     return _fault(asked) or asked
 
 
-def _fault(messages: Sequence[Message]) -> str | None:
+def _fault(messages: Messages) -> str | None:
     """Why a chat template would refuse or garble these messages."""
-    chat = [message for message in messages if message.role != "system"]
-    if any(message.role == "system" for message in messages[1:]):
+    chat = [(role, text) for role, text in messages if role != "system"]
+    if any(role == "system" for role, _ in messages[1:]):
         return "system turn inside the conversation"
-    if chat[0].role == "assistant":
+    if chat[0][0] == "assistant":
         return "assistant speaks first"
-    if any(a.role == b.role for a, b in pairwise(chat)):
+    if any(a[0] == b[0] for a, b in pairwise(chat)):
         return "two turns of one role in a row"
-    if any(not message.content.strip() for message in chat):
+    if any(not text.strip() for _, text in chat):
         return "empty turn"
     return None
+
+
+def _split(messages: Messages) -> tuple[str | None, list[str]]:
+    systems = [text for role, text in messages if role == "system" and text.strip()]
+    return (systems[0] if systems else None), [text for role, text in messages if role == "user"]

@@ -126,6 +126,8 @@ def parse_provenance(document: Mapping[str, Any]) -> Provenance | None:
         target_fingerprint=str(target.get("fingerprint")),
         target_dtype=str(target.get("dtype")),
         template_hash=target.get("template_hash"),
+        thinking=target.get("thinking"),
+        system=target.get("system"),
         recipe=ours.get("recipe") or {},
     )
 

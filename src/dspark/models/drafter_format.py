@@ -53,6 +53,10 @@ class Provenance:
     """Arithmetic of the target whose hidden states were learnt, such as `bfloat16`."""
     template_hash: str | None
     """Of the chat template that rendered the training prompts; `None`: no template."""
+    thinking: bool | None = None
+    """Thinking mode of the answers that were learnt; `None`: the template's default."""
+    system: str | None = None
+    """System prompt of most of them; `None`: the template's default."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Anything JSON can hold: seeds, data, steps, held-out figures."""
 
@@ -78,6 +82,8 @@ def config_document(config: DrafterConfig, *, dtype: str, provenance: Provenance
             "fingerprint": provenance.target_fingerprint,
             "dtype": provenance.target_dtype,
             "template_hash": provenance.template_hash,
+            "thinking": provenance.thinking,
+            "system": provenance.system,
         },
         "recipe": dict(provenance.recipe),
     }

@@ -100,16 +100,48 @@ class Tokenizer:
         ids = self._ids(text, add_special_tokens=True)
         return self._without_doubled_bos(ids)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    @property
+    def has_thinking_modes(self) -> bool:
+        """Whether the template renders a prompt differently with thinking on and off."""
+        if not self.has_chat_template:
+            return False
+        probe = [{"role": "user", "content": "."}]
+        return self.render(probe, thinking=True) != self.render(probe, thinking=False)
+
+    def check_thinking(self, thinking: bool | None) -> None:
+        """Raises `InputError` for a thinking mode that the chat template does not know."""
+        if thinking is not None and not self.has_thinking_modes:
+            raise InputError(
+                f"thinking is {thinking}, but this target's chat template has no thinking mode; "
+                "leave the option out."
+            )
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, thinking: bool | None = None
+    ) -> list[int]:
         """Ids of a conversation, ready for the model's answer.
 
-        The target's template decides everything, its default system prompt too. Raises
-        `ModelError` if the target has no template, `InputError` if it refuses the messages.
+        The target's template decides everything, its default system prompt too; `thinking` is
+        handed to it as `enable_thinking`, `None` leaves that to the template. Raises `ModelError`
+        if the target has no template, `InputError` if it refuses the messages.
         """
-        return self._without_doubled_bos(self._ids(self.render(messages), add_special_tokens=False))
+        return self.encode_rendered(self.render(messages, thinking=thinking))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text of a conversation with the generation prompt; what `chat` encodes."""
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a text that a template rendered: it carries its special tokens already."""
+        return self._without_doubled_bos(self._ids(text, add_special_tokens=False))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        thinking: bool | None = None,
+        is_answered: bool = False,
+    ) -> str:
+        """The text of a conversation with the generation prompt; what `chat` encodes.
+
+        With `is_answered` the last message is the assistant's and no generation prompt follows.
+        """
         if not self.has_chat_template:
             raise ModelError(
                 "This target has no chat template because it is a base model; "
@@ -122,7 +154,10 @@ class Tokenizer:
                 raise InputError(f"The message {dict(message)!r} has no role, such as 'user'.")
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=not is_answered,
+                **({} if thinking is None else {"enable_thinking": thinking}),
             )
         except (TemplateError, TypeError) as error:
             raise InputError(
