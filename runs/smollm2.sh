@@ -23,7 +23,7 @@ mkdir -p "$folder"
     --sampling 0.7:0.95 --sampling 1.0 --max-new-tokens 200
 
 # Hidden states are computed once and kept in FOLDER/drafter-work (about 7 kB a token).
-.venv/bin/dspark train "$folder/answers.jsonl" --recipe smollm2 \
+.venv/bin/dspark train "$folder/answers.jsonl" --recipe smollm2 --states cache \
     --out "$folder/drafter" --minutes "$minutes"
 
 # On prompts of other origin, greedy and sampled; --heads-off tells what the sequential head is worth.

@@ -21,6 +21,8 @@ COMMANDS = (
     ("evaluate",),
     ("bench",),
     ("bench", "single"),
+    ("bench", "train"),
+    ("bench", "states"),
     ("bench", "step"),
 )
 

@@ -92,17 +92,45 @@ def load_target(
     )
 
 
-def recipe_of(name: str | None, values: Mapping[str, Any]) -> recipes.Recipe:
-    """The named recipe (the general one for `None`) with some values changed."""
+def recipe_of(
+    name: str | None,
+    values: Mapping[str, Any],
+    *,
+    objective: Mapping[str, Any] | None = None,
+    losses: Mapping[str, Any] | None = None,
+    positions: Mapping[str, Any] | None = None,
+    optimizer: Mapping[str, Any] | None = None,
+) -> recipes.Recipe:
+    """The named recipe (the general one for `None`) with some values of its parts changed."""
     match name:
         case None:
-            return replace(recipes.Recipe(), **values)
+            recipe = recipes.Recipe()
         case "smollm2":
-            return replace(recipes.smollm2(), **values)
+            recipe = recipes.smollm2()
         case "qwen3-4b":
-            return replace(recipes.qwen3_4b(), **values)
+            recipe = recipes.qwen3_4b()
         case _:
             raise InputError(f"recipe is {name!r}, but it must be smollm2 or qwen3-4b.")
+    changed = replace(
+        recipe.objective,
+        weights=replace(recipe.objective.weights, **(losses or {})),
+        positions=replace(recipe.objective.positions, **(positions or {})),
+        **(objective or {}),
+    )
+    rule = replace(recipe.optimizer, **(optimizer or {}))
+    return replace(recipe, objective=changed, optimizer=rule, **values)
+
+
+def layers_of(text: str | None) -> tuple[int, ...] | None:
+    """Layer numbers as they are typed: "1,7,14"."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise InputError(
+            f"tap_layers is {text!r}, but it must be layer numbers with commas, such as 1,7,14."
+        ) from error
 
 
 def require_drafter(llm: LLM) -> None:

@@ -121,8 +121,17 @@ IgnoreEos = Annotated[
 _DEMO = "benchmarks.demo.DemoConfig"
 _STEP = "benchmarks.step.StepConfig"
 _SINGLE = "benchmarks.single.SingleConfig"
+_TRAIN_BENCH = "benchmarks.training.TrainBenchConfig"
 _RECIPE = "recipes.Recipe"
 _ENDPOINT = "data.endpoints.EndpointConfig"
+_STATES = "training_session.StatesConfig"
+_OBJECTIVE = "training.objective.ObjectiveConfig"
+_LOSSES = "algorithms.losses.LossWeights"
+_POSITIONS = "algorithms.position_weights.PositionWeights"
+_OPTIMIZER = "training.optimizer.OptimizerConfig"
+_STATES_PANEL = "Hidden states and processes"
+_LOSS_PANEL = "Loss and optimiser"
+_PLAN_PANEL = "Planning"
 _EVALUATION = "benchmarks.evaluation.EvaluationConfig"
 
 
@@ -496,8 +505,12 @@ def prepare(
 
 @app.command()
 def train(
-    answers: Annotated[list[Path], typer.Argument(help="Answers files of `dspark prepare`.")],
-    out: Annotated[Path, typer.Option(help="Directory of the drafter; it appears whole.")],
+    answers: Annotated[
+        list[Path] | None, typer.Argument(help="Answers files of `dspark prepare`.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the drafter; it appears whole.")
+    ] = None,
     target: Target = None,
     dtype: Dtype = None,
     threads: Threads = None,
@@ -522,87 +535,183 @@ def train(
         str | None,
         typer.Option(help="Where values start from: smollm2 or qwen3-4b.", show_default="general"),
     ] = None,
+    init_from: Annotated[
+        Path | None,
+        typer.Option(help="Drafter to start from; kept where training does not beat it."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it will need, and train nothing.")
+    ] = False,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Directory for the curves, to be read by TensorBoard.")
+    ] = None,
+    states: Annotated[str | None, option(_STATES, "states", rich_help_panel=_STATES_PANEL)] = None,
+    cache_gb: Annotated[
+        float | None, option(_STATES, "cache_gb", rich_help_panel=_STATES_PANEL)
+    ] = None,
+    cache_dtype: Annotated[
+        str | None, option(_STATES, "cache_dtype", rich_help_panel=_STATES_PANEL)
+    ] = None,
+    target_workers: Annotated[
+        int | None, option(_STATES, "target_workers", rich_help_panel=_STATES_PANEL)
+    ] = None,
+    parallel: Annotated[
+        str | None,
+        option("training.trainer.TrainConfig", "parallel", rich_help_panel=_STATES_PANEL),
+    ] = None,
     num_layers: Annotated[int | None, option(_RECIPE, "num_layers")] = None,
     block_size: Annotated[int | None, option(_RECIPE, "block_size")] = None,
     num_taps: Annotated[int | None, option(_RECIPE, "num_taps")] = None,
+    tap_layers: Annotated[str | None, option(_RECIPE, "tap_layers")] = None,
+    tap_mixing: Annotated[
+        bool | None, option(_RECIPE, "tap_mixing", "--tap-mixing/--no-tap-mixing")
+    ] = None,
     markov_rank: Annotated[int | None, option(_RECIPE, "markov_rank")] = None,
     markov_head: Annotated[str | None, option(_RECIPE, "markov_head")] = None,
     draft_vocab_size: Annotated[int | None, option(_RECIPE, "draft_vocab_size")] = None,
     mask_token_id: Annotated[int | None, option(_RECIPE, "mask_token_id")] = None,
     answers_per_step: Annotated[int | None, option(_RECIPE, "answers_per_step")] = None,
     micro_batches: Annotated[int | None, option(_RECIPE, "micro_batches")] = None,
+    tokens_per_anchor: Annotated[float | None, option(_RECIPE, "tokens_per_anchor")] = None,
+    on_policy: Annotated[float | None, option(_RECIPE, "on_policy")] = None,
     num_held_out: Annotated[int | None, option(_RECIPE, "num_held_out")] = None,
     validate_every: Annotated[int | None, option(_RECIPE, "validate_every")] = None,
     checkpoint_every: Annotated[int | None, option(_RECIPE, "checkpoint_every")] = None,
     seed: Annotated[int | None, option(_RECIPE, "seed")] = None,
+    loss_ce: Annotated[float | None, option(_LOSSES, "ce", rich_help_panel=_LOSS_PANEL)] = None,
+    loss_l1: Annotated[float | None, option(_LOSSES, "l1", rich_help_panel=_LOSS_PANEL)] = None,
+    loss_confidence: Annotated[
+        float | None, option(_LOSSES, "confidence", rich_help_panel=_LOSS_PANEL)
+    ] = None,
+    loss_kl: Annotated[float | None, option(_LOSSES, "kl", rich_help_panel=_LOSS_PANEL)] = None,
+    loss_nla: Annotated[float | None, option(_LOSSES, "nla", rich_help_panel=_LOSS_PANEL)] = None,
+    loss_hybrid: Annotated[
+        float | None, option(_LOSSES, "hybrid", rich_help_panel=_LOSS_PANEL)
+    ] = None,
+    position_weights: Annotated[
+        str | None, option(_POSITIONS, "kind", rich_help_panel=_LOSS_PANEL)
+    ] = None,
+    loss_decay: Annotated[
+        float | None, option(_POSITIONS, "decay", rich_help_panel=_LOSS_PANEL)
+    ] = None,
+    dpace_alpha: Annotated[
+        float | None, option(_POSITIONS, "alpha", rich_help_panel=_LOSS_PANEL)
+    ] = None,
+    base_weight: Annotated[
+        float | None, option(_OBJECTIVE, "base_weight", rich_help_panel=_LOSS_PANEL)
+    ] = None,
+    base_until: Annotated[
+        float | None, option(_OBJECTIVE, "base_until", rich_help_panel=_LOSS_PANEL)
+    ] = None,
+    muon_lr: Annotated[
+        float | None, option(_OPTIMIZER, "muon_lr", rich_help_panel=_LOSS_PANEL)
+    ] = None,
+    adam_lr: Annotated[
+        float | None, option(_OPTIMIZER, "adam_lr", rich_help_panel=_LOSS_PANEL)
+    ] = None,
+    num_answers: Annotated[
+        int | None,
+        typer.Option(help="For --dry-run without files.", rich_help_panel=_PLAN_PANEL),
+    ] = None,
+    prompt_tokens: Annotated[
+        float, typer.Option(help="Mean prompt, for the same.", rich_help_panel=_PLAN_PANEL)
+    ] = 100.0,
+    answer_tokens: Annotated[
+        float, typer.Option(help="Mean answer, for the same.", rich_help_panel=_PLAN_PANEL)
+    ] = 200.0,
+    tera_flops: Annotated[
+        float | None,
+        typer.Option(
+            help="Matrix products of the machine to plan for, 10^12 operations a second.",
+            show_default="measured here",
+            rich_help_panel=_PLAN_PANEL,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a drafter on the target's own answers. Stop at any time; the same command goes on.
 
     Example: dspark train answers.jsonl --out my-drafter --minutes 120
+
+    Several processes: torchrun --nproc-per-node 4 -m dspark train answers.jsonl --out ..
     """
-    from dspark import assembly
-    from dspark.models.target import resolve_source
-    from dspark.text.tokenizer import Tokenizer
-    from dspark.training.progress import ProgressLine, describe_validation
-    from dspark.training.trainer import StepReport
-    from dspark.training_session import Watchers, read_all_answers
-    from dspark.training_session import train as run
+    from dspark import assembly, training_command
 
-    values = given(
-        num_layers=num_layers,
-        block_size=block_size,
-        num_taps=num_taps,
-        markov_rank=markov_rank,
-        markov_head=markov_head,
-        draft_vocab_size=draft_vocab_size,
-        mask_token_id=mask_token_id,
-        answers_per_step=answers_per_step,
-        micro_batches=micro_batches,
-        num_held_out=num_held_out,
-        validate_every=validate_every,
-        checkpoint_every=checkpoint_every,
-        seed=seed,
+    chosen = assembly.recipe_of(
+        recipe,
+        given(
+            num_layers=num_layers,
+            block_size=block_size,
+            num_taps=num_taps,
+            tap_layers=assembly.layers_of(tap_layers),
+            tap_mixing=tap_mixing,
+            markov_rank=markov_rank,
+            markov_head=markov_head,
+            draft_vocab_size=draft_vocab_size,
+            mask_token_id=mask_token_id,
+            answers_per_step=answers_per_step,
+            micro_batches=micro_batches,
+            tokens_per_anchor=tokens_per_anchor,
+            on_policy=on_policy,
+            num_held_out=num_held_out,
+            validate_every=validate_every,
+            checkpoint_every=checkpoint_every,
+            seed=seed,
+        ),
+        objective=given(base_weight=base_weight, base_until=base_until),
+        losses=given(
+            ce=loss_ce,
+            l1=loss_l1,
+            confidence=loss_confidence,
+            kl=loss_kl,
+            nla=loss_nla,
+            hybrid=loss_hybrid,
+        ),
+        positions=given(kind=position_weights, decay=loss_decay, alpha=dpace_alpha),
+        optimizer=given(muon_lr=muon_lr, adam_lr=adam_lr),
     )
-    chosen = assembly.recipe_of(recipe, values)
-    rows = read_all_answers(answers)
-    console = Console(stderr=True)
-    with console.status("loading the model"):
-        loaded = assembly.load_target(
-            target=target, dtype=dtype, is_compiled=False, is_packed=False, threads=threads
+    command = training_command.TrainingCommand(
+        answers=answers or [],
+        recipe=chosen,
+        states=training_command.StatesConfig(
+            **given(
+                states=states,
+                cache_gb=cache_gb,
+                cache_dtype=cache_dtype,
+                target_workers=target_workers,
+            )
+        ),
+        out=out,
+        work=work,
+        steps=steps,
+        minutes=minutes,
+        init_from=init_from,
+        target=target,
+        dtype=dtype,
+        threads=threads,
+        is_compiled=not eager,
+        tensorboard=tensorboard,
+        **given(parallel=parallel),
+    )
+    if dry_run:
+        found = command.plan(
+            num_answers=num_answers,
+            prompt_tokens=prompt_tokens,
+            answer_tokens=answer_tokens,
+            tera_flops=tera_flops,
         )
-        tokenizer = Tokenizer.load(resolve_source(loaded.spec.name))
-    line = ProgressLine()
-    with _progress(console) as progress:
-        bars = _Bars(progress)
-
-        def say(text: str | None) -> None:
-            if text is not None:
-                progress.console.print(text, highlight=False)
-
-        def on_step(report: StepReport) -> None:
-            bars.update("steps", report.step, report.num_steps)
-            say(line.push(report))
-
-        summary = run(
-            loaded,
-            tokenizer,
-            rows,
-            recipe=chosen,
-            steps=steps,
-            minutes=minutes,
-            out=out,
-            work=out.with_name(out.name + "-work") if work is None else work,
-            is_compiled=not eager,
-            watchers=Watchers(
-                on_states=lambda done, total: bars.update("hidden states", done, total),
-                on_step=on_step,
-                on_validation=lambda step, found: say(describe_validation(step, found)),
-            ),
-        )
+        if as_json:
+            _print_json(asdict(found))
+        else:
+            print(command.describe(found))
+        return
+    report = command.run(Console(stderr=True))
+    if report is None:  # not the first rank
+        return
     if as_json:
-        _print_json(asdict(summary))
+        _print_json(report.to_json())
     else:
+        summary = report.summary
         print(f"{out}: held-out tau {summary.held_out_tau:.3f} after {summary.best_step} steps")
 
 
@@ -829,8 +938,105 @@ def step(
         _print_json(report.to_json())
 
 
+@bench.command("train")
+def bench_train(
+    target: Annotated[str | None, option(_TRAIN_BENCH, "target")] = None,
+    dtype: Annotated[str | None, option(_TRAIN_BENCH, "dtype")] = None,
+    num_samples: Annotated[int | None, option(_TRAIN_BENCH, "num_samples")] = None,
+    prompt_tokens: Annotated[int | None, option(_TRAIN_BENCH, "prompt_tokens")] = None,
+    answer_tokens: Annotated[int | None, option(_TRAIN_BENCH, "answer_tokens")] = None,
+    num_layers: Annotated[int | None, option(_TRAIN_BENCH, "num_layers")] = None,
+    block_size: Annotated[int | None, option(_TRAIN_BENCH, "block_size")] = None,
+    rank: Annotated[int | None, option(_TRAIN_BENCH, "rank")] = None,
+    num_anchors: Annotated[int | None, option(_TRAIN_BENCH, "num_anchors")] = None,
+    repeats: Annotated[int | None, option(_TRAIN_BENCH, "repeats")] = None,
+    threads: Annotated[int | None, option(_TRAIN_BENCH, "threads")] = None,
+    as_json: Json = False,
+) -> None:
+    """One training step here beside DeepSpec's own, on the same blocks: speed, memory, loss."""
+    from dspark.benchmarks.training import TrainBenchConfig, compare
+    from dspark.benchmarks.training_table import print_training
+
+    config = TrainBenchConfig(
+        **given(
+            target=target,
+            dtype=dtype,
+            num_samples=num_samples,
+            prompt_tokens=prompt_tokens,
+            answer_tokens=answer_tokens,
+            num_layers=num_layers,
+            block_size=block_size,
+            rank=rank,
+            num_anchors=num_anchors,
+            repeats=repeats,
+            threads=threads,
+        )
+    )
+    console = Console(stderr=True)
+    with console.status("training a few steps twice"):
+        report = compare(config)
+    print_training(console if as_json else Console(), report)
+    if as_json:
+        _print_json(report.to_json())
+
+
+@bench.command("states")
+def bench_states(
+    answers: Annotated[list[Path], typer.Argument(help="Answers files of `dspark prepare`.")],
+    steps: Annotated[int, typer.Option(help="Optimiser steps of each of the two trainings.")] = 100,
+    target: Target = None,
+    dtype: Dtype = None,
+    threads: Threads = None,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Do not compile the loss: a quicker start, slower.")
+    ] = False,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Where values start from: smollm2 or qwen3-4b.", show_default="general"),
+    ] = None,
+    num_layers: Annotated[int | None, option(_RECIPE, "num_layers")] = None,
+    num_held_out: Annotated[int | None, option(_RECIPE, "num_held_out")] = None,
+    draft_vocab_size: Annotated[int | None, option(_RECIPE, "draft_vocab_size")] = None,
+    answers_per_step: Annotated[int | None, option(_RECIPE, "answers_per_step")] = None,
+    as_json: Json = False,
+) -> None:
+    """What int8 hidden states cost in accepted length: one drafter trained twice, then compared."""
+    from dspark import assembly, cache_loss
+    from dspark.models.target import resolve_source
+    from dspark.text.tokenizer import Tokenizer
+    from dspark.training_session import read_all_answers
+
+    values = given(
+        num_layers=num_layers,
+        num_held_out=num_held_out,
+        draft_vocab_size=draft_vocab_size,
+        answers_per_step=answers_per_step,
+    )
+    console = Console(stderr=True)
+    loaded = assembly.load_target(
+        target=target, dtype=dtype, is_compiled=False, is_packed=False, threads=threads
+    )
+    found = cache_loss.measure(
+        loaded,
+        Tokenizer.load(resolve_source(loaded.spec.name)),
+        read_all_answers(answers),
+        recipe=assembly.recipe_of(recipe, values),
+        steps=steps,
+        is_compiled=not eager,
+        say=lambda text: console.print(text, highlight=False),
+    )
+    values = found.to_json()
+    if as_json:
+        _print_json(values)
+    else:
+        print(
+            f"int8 states: {values['size_ratio']:.0%} of the size, held-out tau "
+            f"{found.int8.tau:.3f} against {found.bf16.tau:.3f}, {values['tau_loss']:+.2%} lost"
+        )
+
+
 class _Bars:
-    """One progress bar for each task of an evaluation."""
+    """One progress bar for each task of a command."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

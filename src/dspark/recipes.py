@@ -22,7 +22,9 @@ class Recipe:
     num_taps: int = 5
     """Target layers whose hidden states the drafter reads, evenly spaced."""
     tap_layers: Sequence[int] | None = None
-    """These layers instead, the first being 0."""
+    """Tapped target layers by number instead, the first being 0."""
+    tap_mixing: bool = False
+    """Each layer of the drafter reads its own learned mix of the taps."""
     markov_rank: int = 64
     """Rank of the sequential head; 0 leaves it out."""
     markov_head: str = "vanilla"
@@ -39,6 +41,8 @@ class Recipe:
     """Parts that a step is computed in, to bound memory; the gradient is the same."""
     tokens_per_anchor: float = 3.5
     """One block for this many positions of an answer, placed anew at each visit."""
+    on_policy: float = 0.0
+    """Share of the steps that replay the drafter's own drafts through the target."""
     num_held_out: int = 96
     """Prompts kept out of training."""
     validate_every: int = 100

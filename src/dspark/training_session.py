@@ -4,33 +4,101 @@ It joins target, data, drafter and trainer; the maths of none of them is here.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dspark.data.answers import Answer, AnswerSettings, join_turns, read_answers
 from dspark.data.batches import AnswerBatches, BatchConfig
-from dspark.data.hidden_states import fill_cache, select_vocabulary
-from dspark.errors import InputError
-from dspark.models.checkpoint import Provenance, save_drafter, target_fingerprint
-from dspark.models.drafter import Drafter, DrafterConfig
+from dspark.data.cache_fill import Filling, fill_cache
+from dspark.data.hidden_states import OnlineStates, StatesSource
+from dspark.data.on_policy import OnPolicyBatches
+from dspark.data.remote_states import RemoteStates, StateSizes
+from dspark.data.states_cache import CacheFormat, StatesCache
+from dspark.data.token_mass import select_vocabulary, sum_mass, token_mass
+from dspark.drafter_shape import drafter_config
+from dspark.errors import InputError, ModelError
+from dspark.models.checkpoint import Provenance, load_drafter, save_drafter, target_fingerprint
+from dspark.models.kinds import AnyDrafter, drafter_of
 from dspark.models.target import Target
 from dspark.recipes import Recipe
 from dspark.text.tokenizer import Tokenizer
 from dspark.training.objective import TargetHead
+from dspark.training.ranks import OneProcess, Ranks
+from dspark.training.snapshot import read_snapshot, write_snapshot
 from dspark.training.trainer import StepReport, TrainConfig, Trainer, TrainSummary
 from dspark.training.validation import Validation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watchers:
-    """Who hears of a run: states computed, steps done, measurements on held-out answers."""
+class StatesConfig:
+    """Where the target's hidden states come from."""
 
+    states: str = "online"
+    """online: the target runs in each step, no disk; cache: once, kept in the working directory;
+    remote: in processes of its own, which send them."""
+    cache_gb: float | None = None
+    """Largest cache, in 10^9 bytes; a larger one is refused before its first byte."""
+    cache_dtype: str = "bf16"
+    """Of cached states: bf16, or int8 at about half the size."""
+    target_workers: int = 1
+    """With remote: how many of the launched processes run the target, and do not train."""
+
+    def __post_init__(self) -> None:
+        if self.states not in ("online", "cache", "remote"):
+            raise InputError(f"states is {self.states!r}, but it must be online, cache or remote.")
+        if self.target_workers < 1:
+            raise InputError(
+                f"target_workers is {self.target_workers!r}, but it must be at least 1."
+            )
+        if self.cache_gb is not None and not self.cache_gb > 0:
+            raise InputError(f"cache_gb is {self.cache_gb!r}, but it must be above 0.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What of a run is not the recipe's. Exactly one of `steps` and `minutes` is given."""
+
+    out: Path
+    """Directory of the drafter; it appears whole."""
+    work: Path
+    """What a run needs to go on after a kill: hidden states and checkpoints."""
+    steps: int | None = None
+    minutes: float | None = None
+    init_from: Path | None = None
+    """Drafter to start from; its shape and draft vocabulary are kept."""
+    parallel: str = "ddp"
+    is_compiled: bool = True
+    states: StatesConfig = field(default_factory=StatesConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watchers:
+    """Who hears of a run: what is said in words, states computed, steps, held-out figures."""
+
+    say: Callable[[str], None]
     on_states: Callable[[int, int], None]
     on_step: Callable[[StepReport], None]
     on_validation: Callable[[int, Validation], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """The last line of `dspark train`."""
+
+    summary: TrainSummary
+    states: str
+    state_bytes_per_token: int
+    cache_bytes: int | None
+    """On the disk, `None` without a cache."""
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat object."""
+        values = asdict(self)
+        return {**values.pop("summary"), **values}
 
 
 def read_all_answers(files: Sequence[Path]) -> list[Answer]:
@@ -73,74 +141,292 @@ def train(
     answers: Sequence[Answer],
     *,
     recipe: Recipe,
-    steps: int | None,
-    minutes: float | None,
-    out: Path,
-    work: Path,
+    run: RunConfig,
     watchers: Watchers,
-    is_compiled: bool = True,
-) -> TrainSummary:
-    """Train a drafter for `target` and write it to `out`, whole or not at all.
+    ranks: Ranks | None = None,
+    worker: int | None = None,
+) -> RunReport:
+    """Train a drafter for `target` and write it to `run.out`, whole or not at all.
 
-    `work` holds what a run needs to go on after a kill: hidden states and checkpoints. Exactly one
-    of `steps` and `minutes` is given.
+    `worker`: the process that sends hidden states, where they are remote; the target then needs
+    no layers here.
     """
-    config = TrainConfig(
-        steps=steps,
-        minutes=minutes,
+    ranks = OneProcess() if ranks is None else ranks
+    config = _train_config(recipe, run)
+    start = None if run.init_from is None else _starting_drafter(run.init_from, target, tokenizer)
+    taps = start.config.target_layer_ids if start is not None else None
+    taps = recipe.taps(target.spec.num_layers) if taps is None else taps
+    format = cache_format(target, tokenizer, taps=taps, dtype=run.states.cache_dtype)
+    source: StatesSource
+    if worker is not None:
+        source = _remote(target, format, worker, watchers)
+    else:
+        source = _states(target, answers, format, run, watchers, ranks)
+    drafter = start
+    if drafter is None:
+        drafter = _new_drafter(target, tokenizer, answers, recipe, run.work, source, ranks)
+    plain = AnswerBatches(
+        answers,
+        source=source,
+        config=batch_config(recipe, block_size=drafter.config.block_size),
+        rank=ranks.rank,
+        num_ranks=ranks.size,
+    )
+    watchers.say(_data_line(answers, plain, ranks))
+    batches = plain if recipe.on_policy == 0 else _on_policy(plain, target, recipe, worker)
+    trainer = Trainer(
+        drafter,
+        batches=batches,
+        config=config,
+        folder=run.work,
+        target_head=TargetHead(
+            scale=target.head_scale,
+            softcap=target.softcap,
+            log_sum_exp=lambda last_ND: sum_mass(target, last_ND, mass_V=None),
+        ),
+        ranks=ranks,
+        on_step=watchers.on_step,
+        on_validation=watchers.on_validation,
+    )
+    if isinstance(batches, OnPolicyBatches):
+        batches.follow(trainer.draft)
+    summary = trainer.run()
+    if isinstance(source, RemoteStates):
+        source.close()
+    if start is not None and summary.best_step == 0:
+        watchers.say("no step was better than the drafter it started from, which is kept")
+    if ranks.rank == 0:
+        whole = drafter
+        if run.parallel == "fsdp2":
+            whole = _whole(drafter, target, trainer.best_masters())
+        provenance = _provenance(target, tokenizer, recipe, answers, summary)
+        save_drafter(whole, run.out, provenance=provenance)
+    return RunReport(
+        summary=summary,
+        states=run.states.states,
+        state_bytes_per_token=format.bytes_per_token
+        if worker is None
+        else _sent_bytes(format, target),
+        cache_bytes=source.num_bytes if isinstance(source, StatesCache) else None,
+    )
+
+
+def tap_layers(
+    target: Target, tokenizer: Tokenizer, recipe: Recipe, run: RunConfig
+) -> tuple[int, ...]:
+    """The target's layers whose outputs this run reads."""
+    if run.init_from is not None:
+        return _starting_drafter(run.init_from, target, tokenizer).config.target_layer_ids
+    return recipe.taps(target.spec.num_layers)
+
+
+def _data_line(answers: Sequence[Answer], batches: AnswerBatches, ranks: Ranks) -> str:
+    """What is trained on and what is left out (UC-099, UC-100)."""
+    num_cut = sum(answer.is_truncated for answer in answers)
+    return (
+        f"{len(batches.train)} answers to train on, {len(batches.held_out_answers)} held out, "
+        f"{batches.num_unusable} too short for a block; {num_cut} were cut at their length limit, "
+        f"whose next token is no label; {ranks.size} training "
+        f"{'process' if ranks.size == 1 else 'processes'}"
+    )
+
+
+def _train_config(recipe: Recipe, run: RunConfig) -> TrainConfig:
+    return TrainConfig(
+        steps=run.steps,
+        minutes=run.minutes,
         validate_every=recipe.validate_every,
         checkpoint_every=recipe.checkpoint_every,
-        is_compiled=is_compiled,
+        is_continued=run.init_from is not None,
+        parallel=run.parallel,
+        is_compiled=run.is_compiled,
         objective=recipe.objective,
         optimizer=recipe.optimizer,
     )
-    fingerprint = target_fingerprint(target.embed_weight_VD)
-    taps = recipe.taps(target.spec.num_layers)
-    cache = fill_cache(
-        target,
-        answers,
-        work / "states",
-        tap_layers=taps,
-        fingerprint=fingerprint,
-        on_answer=watchers.on_states,
+
+
+def batch_config(recipe: Recipe, *, block_size: int) -> BatchConfig:
+    """What the recipe says about a step's data."""
+    return BatchConfig(
+        block_size=block_size,
+        answers_per_step=recipe.answers_per_step,
+        micro_batches=recipe.micro_batches,
+        tokens_per_anchor=recipe.tokens_per_anchor,
+        num_held_out=recipe.num_held_out,
+        seed=recipe.seed,
     )
-    batches = AnswerBatches(
-        answers,
-        source=cache,
-        config=BatchConfig(
-            block_size=recipe.block_size,
-            answers_per_step=recipe.answers_per_step,
-            micro_batches=recipe.micro_batches,
-            tokens_per_anchor=recipe.tokens_per_anchor,
-            num_held_out=recipe.num_held_out,
-            seed=recipe.seed,
-        ),
+
+
+def cache_format(
+    target: Target, tokenizer: Tokenizer, *, taps: Sequence[int], dtype: str
+) -> CacheFormat:
+    """What identifies the states of this target, tokenizer and template."""
+    return CacheFormat(
+        target=target_fingerprint(target.embed_weight_VD),
+        target_dtype=str(target.dtype).removeprefix("torch."),
+        template=tokenizer.template_hash if tokenizer.has_chat_template else "",
+        tokenizer=tokenizer.vocabulary_hash,
+        tap_layers=tuple(taps),
+        tap_size=len(taps) * target.spec.hidden_size,
+        hidden_size=target.spec.hidden_size,
+        vocab_size=target.spec.vocab_size,
+        dtype=dtype,
     )
-    d2t_S = None
-    if recipe.draft_vocab_size is not None and recipe.draft_vocab_size < target.spec.vocab_size:
-        d2t_S = select_vocabulary(
-            cache.mass(), size=recipe.draft_vocab_size, always=target.spec.eos_ids
+
+
+def _states(
+    target: Target,
+    answers: Sequence[Answer],
+    format: CacheFormat,
+    run: RunConfig,
+    watchers: Watchers,
+    ranks: Ranks,
+) -> StatesSource:
+    """The source that the run asked for; a cache is filled by the first rank."""
+    if run.states.states == "online":
+        return OnlineStates(target, tap_layers=format.tap_layers)
+    folder = run.work / "states"
+    if ranks.rank == 0:
+        predicted: list[int] = []
+
+        def on_start(filling: Filling) -> None:
+            predicted.append(filling.predicted_bytes)
+            watchers.say(
+                f"cache of hidden states: {filling.predicted_bytes / 1e6:,.1f} MB in all, "
+                f"{filling.num_cached} answers there, {filling.num_missing} to compute "
+                f"({filling.num_damaged} damaged)"
+            )
+
+        cache = fill_cache(
+            target,
+            answers,
+            folder,
+            format=format,
+            limit_gb=run.states.cache_gb,
+            on_start=on_start,
+            on_answer=watchers.on_states,
         )
-    drafter = Drafter(
-        drafter_config(target, tokenizer, recipe),
+        watchers.say(
+            f"cache of hidden states: {cache.num_bytes / 1e6:,.1f} MB on the disk, "
+            f"{predicted[0] / 1e6:,.1f} MB predicted"
+        )
+    ranks.wait()
+    return StatesCache(folder)
+
+
+def _remote(target: Target, format: CacheFormat, worker: int, watchers: Watchers) -> RemoteStates:
+    """States from a target worker, and what they cost beside logits."""
+    sizes = StateSizes(tap_size=format.tap_size, hidden_size=format.hidden_size, dtype=target.dtype)
+    watchers.say(
+        f"hidden states from another process: {sizes.bytes_per_token:,} bytes a token; logits "
+        f"would have been {format.vocab_size * target.dtype.itemsize:,}"
+    )
+    return RemoteStates(worker=worker, sizes=sizes, device=target.device)
+
+
+def _on_policy(
+    plain: AnswerBatches, target: Target, recipe: Recipe, worker: int | None
+) -> OnPolicyBatches:
+    if worker is not None:
+        raise InputError(
+            "On-policy steps run the target beside the drafter, which remote states leave to "
+            "other processes; take states online or cache."
+        )
+    return OnPolicyBatches(plain, target=target, share=recipe.on_policy)
+
+
+def _sent_bytes(format: CacheFormat, target: Target) -> int:
+    return format.width * target.dtype.itemsize
+
+
+def _starting_drafter(path: Path, target: Target, tokenizer: Tokenizer) -> AnyDrafter:
+    """A trained drafter to go on with, its weights trainable."""
+    drafter = load_drafter(
+        path,
+        target,
+        num_tokens=tokenizer.vocab_size,
+        template_hash=tokenizer.template_hash if tokenizer.has_chat_template else None,
+    ).to(target.dtype)
+    return drafter.requires_grad_()
+
+
+def _new_drafter(
+    target: Target,
+    tokenizer: Tokenizer,
+    answers: Sequence[Answer],
+    recipe: Recipe,
+    work: Path,
+    source: StatesSource,
+    ranks: Ranks,
+) -> AnyDrafter:
+    """Random weights from the recipe's seed, and the run's draft vocabulary."""
+    config = drafter_config(target, tokenizer, recipe)
+    d2t_S = None
+    if config.draft_vocab_size is not None:
+        if ranks.rank == 0:
+            _choose_vocabulary(config.draft_vocab_size, target, answers, work, source)
+        ranks.wait()
+        d2t_S = read_snapshot(work / "vocabulary.pt")["d2t_S"]
+    return drafter_of(
+        config,
         embed_weight_VD=target.embed_weight_VD,
         head_weight_VD=target.head_weight_VD,
         d2t_S=d2t_S,
         generator=torch.Generator().manual_seed(recipe.seed),
     ).to(target.dtype)
-    summary = Trainer(
-        drafter,
-        batches=batches,
-        config=config,
-        folder=work,
-        target_head=TargetHead(scale=target.head_scale, softcap=target.softcap),
-        on_step=watchers.on_step,
-        on_validation=watchers.on_validation,
-    ).run()
+
+
+def _choose_vocabulary(
+    size: int, target: Target, answers: Sequence[Answer], work: Path, source: StatesSource
+) -> None:
+    """Write the run's own map, once: chosen again, every row of W2 would mean another token.
+
+    Another size is another map (UC-077).
+    """
+    file = work / "vocabulary.pt"
+    work.mkdir(parents=True, exist_ok=True)
+    if file.exists():
+        found = read_snapshot(file)["d2t_S"]
+        if len(found) == size:
+            return
+        if (work / "training.pt").exists():
+            raise ModelError(
+                f"{work} holds a run with a draft vocabulary of {len(found)} tokens, not {size}; "
+                "use another --work directory, or delete it to start again."
+            )
+    if isinstance(source, StatesCache):
+        mass_V = source.mass()
+    else:
+        remote = source if isinstance(source, RemoteStates) else None
+        mass_V = token_mass(target, answers, source=remote)
+    d2t_S = select_vocabulary(mass_V, size=size, always=target.spec.eos_ids)
+    write_snapshot(file, {"d2t_S": d2t_S})
+
+
+def _whole(drafter: AnyDrafter, target: Target, masters: dict[str, Tensor]) -> AnyDrafter:
+    """A drafter with whole weights, from one whose weights are shards."""
+    whole = drafter_of(
+        drafter.config,
+        embed_weight_VD=target.embed_weight_VD,
+        head_weight_VD=target.head_weight_VD,
+        d2t_S=drafter.d2t_S,
+        generator=torch.Generator().manual_seed(0),
+    )
+    whole.load_state_dict(masters)
+    return whole.to(target.dtype)
+
+
+def _provenance(
+    target: Target,
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+    answers: Sequence[Answer],
+    summary: TrainSummary,
+) -> Provenance:
     conditions = conditions_of(answers)
-    provenance = Provenance(
+    return Provenance(
         target_name=target.spec.name,
-        target_fingerprint=fingerprint,
+        target_fingerprint=target_fingerprint(target.embed_weight_VD),
         target_dtype=str(target.dtype).removeprefix("torch."),
         template_hash=tokenizer.template_hash if tokenizer.has_chat_template else None,
         thinking=None if conditions is None else conditions.thinking,
@@ -153,62 +439,3 @@ def train(
             **asdict(summary),
         },
     )
-    save_drafter(drafter, out, provenance=provenance)
-    return summary
-
-
-def drafter_config(target: Target, tokenizer: Tokenizer, recipe: Recipe) -> DrafterConfig:
-    """The sizes of a drafter that fits `target`: its layers are as wide as the target's."""
-    text = target.text_config
-    num_heads = text["num_attention_heads"]
-    size = None
-    if recipe.draft_vocab_size is not None and recipe.draft_vocab_size < target.spec.vocab_size:
-        size = recipe.draft_vocab_size
-    return DrafterConfig(
-        vocab_size=target.spec.vocab_size,
-        hidden_size=target.spec.hidden_size,
-        intermediate_size=text["intermediate_size"],
-        num_hidden_layers=recipe.num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=text.get("num_key_value_heads") or num_heads,
-        head_dim=text.get("head_dim") or target.spec.hidden_size // num_heads,
-        max_position_embeddings=target.spec.max_positions,
-        rope_theta=_rope_theta(text),
-        num_target_layers=target.spec.num_layers,
-        target_layer_ids=recipe.taps(target.spec.num_layers),
-        block_size=recipe.block_size,
-        mask_token_id=mask_token_of(target, tokenizer, recipe),
-        rms_norm_eps=text.get("rms_norm_eps", 1e-6),
-        markov_rank=recipe.markov_rank,
-        markov_head_type=recipe.markov_head,
-        enable_confidence_head=recipe.has_confidence_head,
-        draft_vocab_size=size,
-    )
-
-
-def mask_token_of(target: Target, tokenizer: Tokenizer, recipe: Recipe) -> int:
-    """The recipe's mask token, or one that no text and no chat of this target contains.
-
-    Raises `InputError` if there is none to be found.
-    """
-    if recipe.mask_token_id is not None:
-        return recipe.mask_token_id
-    if tokenizer.vocab_size < target.spec.vocab_size:
-        return tokenizer.vocab_size  # a row of a padded embedding
-    taken = {*target.spec.eos_ids, *tokenizer.eos_ids}
-    if tokenizer.has_chat_template:
-        taken |= set(tokenizer.chat([{"role": "user", "content": "."}]))
-    unused = sorted(tokenizer.special_ids - taken)
-    if not unused:
-        raise InputError(
-            "This target has no unused special token for the mask; choose a rare token with "
-            "--mask-token-id."
-        )
-    return unused[-1]
-
-
-def _rope_theta(text: dict[str, Any]) -> float:
-    parameters = text.get("rope_parameters") or {}
-    if "full_attention" in parameters:  # one for each kind of layer
-        parameters = parameters["full_attention"]
-    return float(parameters.get("rope_theta") or text.get("rope_theta") or 10000.0)

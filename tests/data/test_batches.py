@@ -23,7 +23,11 @@ VOCAB = 40
 class Numbered:
     """States that tell where they come from: row t of answer i is i * 1000 + t."""
 
+    def expect(self, answers: list[Answer]) -> None:
+        self.expected = [item.id for item in answers]
+
     def read(self, answers: list[Answer]) -> list[States]:
+        self.read_last = [item.id for item in answers]
         return [self.one(item) for item in answers]
 
     def one(self, item: Answer) -> States:
@@ -155,3 +159,33 @@ def test_context_tokens_lie_beside_their_taps():
     by_number = {int(a.id[1:]): a.ids() for a in answers}
     rows = batch.taps_TM[:, 0].long().tolist()
     assert batch.ids_T.tolist() == [int(by_number[row // 1000][row % 1000]) for row in rows]
+
+
+def test_the_next_steps_answers_are_asked_for_ahead():
+    answers = random_answers(20, vocab_size=VOCAB)
+    config = BatchConfig(block_size=3, answers_per_step=4, num_held_out=2)
+    source = Numbered()
+    stream = AnswerBatches(answers, source=source, config=config)
+    stream.step(4)
+    announced = source.expected
+    stream.step(5)
+    assert source.read_last == announced
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+def test_the_ranks_together_read_what_one_process_reads(num_ranks: int):
+    """UC-120: a rank without a share gets a batch that teaches nothing."""
+    answers = random_answers(20, vocab_size=VOCAB)
+    config = BatchConfig(block_size=3, answers_per_step=4, num_held_out=2)
+    parts = [
+        AnswerBatches(answers, source=Numbered(), config=config, rank=rank, num_ranks=num_ranks)
+        for rank in range(num_ranks)
+    ]
+    (whole,) = batches(answers).step(3)
+    shares = [part.step(3)[0] for part in parts]
+    busy = [share for share in shares if len(share.rows_N)]
+    assert len(busy) == min(num_ranks, 4)
+    assert torch.equal(torch.cat([s.labels_AK for s in busy]), whole.labels_AK)
+    assert torch.equal(torch.cat([s.last_ND for s in busy]), whole.last_ND)
+    idle = [share for share in shares if not len(share.rows_N)]
+    assert all(not bool(s.valid_AK.any()) and len(s.taps_TM) for s in idle)

@@ -1,3 +1,4 @@
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 
 from dspark.core import SamplingParams
 from dspark.data.batches import Batch
+from dspark.data.on_policy import OnPolicyBatches
 from dspark.errors import CapacityError, InputError, ModelError, NumericsError
 from dspark.llm import LLM
 from dspark.training import snapshot
@@ -19,6 +21,7 @@ from tests.data.toy_answers import greedy_answer, random_answers
 from tests.toys import toy_drafter, toy_target
 from tests.training.toy_training import (
     BLOCK,
+    log_sum_exp_of,
     toy_batches,
     toy_trainer,
     trainable_drafter,
@@ -163,7 +166,10 @@ class Poisoned:
 def test_a_value_that_is_not_finite_stops_the_run_and_the_checkpoint_stays_good(tmp_path: Path):
     """UC-115: the message names the step; the run goes on from the last good weights."""
     bad = toy_trainer(tmp_path, config=config(), batches=Poisoned(9))
-    with pytest.raises(NumericsError, match=r"step 10 is nan; the last checkpoint in .* is good"):
+    with pytest.raises(
+        NumericsError,
+        match=r"step 10 is nan: the target's taps are not finite; the last .* is good",
+    ):
         bad.run()
     straight, _ = losses_of({"config": config()}, tmp_path / "straight")
     seen, _ = losses_of({"config": config()}, tmp_path)
@@ -267,12 +273,12 @@ def test_steps_and_minutes_exclude_each_other():
 def test_the_first_twenty_losses_of_a_toy_run(tmp_path: Path):
     """Golden: a refactor repeats them; a numeric change regenerates the file and says why.
 
-    The tolerance is for processors that round Muon's bf16 products in another order.
+    The tolerance is for processors that add products in another order.
     """
     seen, _ = losses_of({"config": config()}, tmp_path)
     golden = [line.split() for line in GOLDEN.read_text().splitlines()]
     assert [int(step) for step, _ in golden] == list(seen)
-    assert list(seen.values()) == pytest.approx([float(loss) for _, loss in golden], rel=2e-3)
+    assert list(seen.values()) == pytest.approx([float(loss) for _, loss in golden], rel=1e-4)
 
 
 def test_a_cyclic_sequence_is_learnt_and_served(tmp_path: Path):
@@ -309,3 +315,63 @@ def test_a_cyclic_sequence_is_learnt_and_served(tmp_path: Path):
         SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True),
     )[0].stats.acceptance
     assert worse.num_accepted / worse.num_planned < 0.5
+
+
+def test_on_policy_steps_train_resume_and_lower_the_loss_on_drafted_states(tmp_path: Path):
+    """Draft-OPD: the drafts depend on the weights, so a resumed run draws the same ones."""
+
+    def losses(folder: Path, dies_at: int | None = None) -> dict[int, float]:
+        seen: dict[int, float] = {}
+
+        def on_step(report: StepReport) -> None:
+            seen[report.step] = report.loss
+            if report.step == dies_at:
+                raise Killed
+
+        target = toy_target()
+        batches = OnPolicyBatches(toy_batches(target), target=target, share=0.5)
+        trainer = toy_trainer(
+            folder, target, config=config(steps=24), batches=batches, on_step=on_step
+        )
+        batches.follow(trainer.draft)
+        with contextlib.suppress(Killed):
+            trainer.run()
+        return seen
+
+    straight = losses(tmp_path / "straight")
+    first = losses(tmp_path / "killed", dies_at=11)
+    second = losses(tmp_path / "killed")
+    assert {**first, **second} == straight
+    replayed = [straight[step] for step in range(2, 25, 2)]
+    assert sum(replayed[-3:]) < sum(replayed[:3])
+
+
+def test_a_block_of_sixteen_slots_learnt_by_heart_is_accepted_whole(tmp_path: Path):
+    """Issue 4: labels, positions, taps and rotary tables are the same in training and serving.
+
+    One answer is learnt until the drafter knows it; served greedily, not one draft is rejected.
+    """
+    target = toy_target(scale=60.0)
+    learnt = greedy_answer(target, 0, prompt=[3, 4, 5], length=52)
+    drafter = trainable_drafter(target, block_size=16, num_hidden_layers=2)
+    trainer = Trainer(
+        drafter,
+        batches=toy_batches(
+            target,
+            [learnt],
+            num_held_out=0,
+            tokens_per_anchor=1.0,
+            block_size=16,
+            answers_per_step=1,
+        ),
+        config=config(steps=150, validate_every=150, checkpoint_every=150),
+        folder=tmp_path,
+        target_head=log_sum_exp_of(target),
+    )
+    trainer.run()
+    llm = LLM(target, drafter=drafter.requires_grad_(requires_grad=False))
+    params = SamplingParams(temperature=0.0, max_tokens=52, ignore_eos=True)
+    (completion,) = llm.generate([list(learnt.prompt_token_ids)], params)
+    assert list(completion.token_ids) == list(learnt.token_ids)
+    found = completion.stats.acceptance
+    assert found.num_accepted == found.num_planned >= 45

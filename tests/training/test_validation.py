@@ -4,6 +4,7 @@ import torch
 from dspark.algorithms import losses
 from dspark.training.kinds import slot_pass_of
 from dspark.training.objective import Objective, ObjectiveConfig
+from dspark.training.slot_pass import Batch, Slots
 from dspark.training.validation import validate
 from tests.data.toy_answers import answer, random_answers
 from tests.toys import VOCAB_SIZE, toy_target
@@ -44,3 +45,27 @@ def test_there_is_nothing_to_say_without_batches_or_without_the_target():
     assert validate(objective, [], input_scale_M=None) is None
     batch = batch_of(target, random_answers(1, vocab_size=VOCAB_SIZE - 1), [[3]])
     assert validate(objective, [batch], input_scale_M=None) is None
+
+
+def test_a_drafter_that_is_the_target_has_the_largest_tau():
+    """UC-112: every slot is a real prediction, slot 0 too: tau is block_size + 1."""
+    target = toy_target()
+
+    class Oracle:
+        """Hands out the target's own last hidden states as the drafter's."""
+
+        def __init__(self) -> None:
+            self.inner = slot_pass_of(trainable_drafter(target, enable_confidence_head=False))
+
+        def slots(self, batch: Batch, taps_TM: torch.Tensor) -> Slots:
+            return Slots(hidden_ND=batch.last_ND)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.inner, name)
+
+    objective = Objective(Oracle(), config=ObjectiveConfig(), target_head=log_sum_exp_of(target))
+    item = answer(0, prompt=[5, 6], ids=list(range(7, 16)))
+    found = validate(objective, [batch_of(target, [item], [[2, 4]])], input_scale_M=None)
+    assert found is not None
+    assert found.tau == pytest.approx(4 + 1, abs=1e-4)
+    assert found.agreement_K == (1.0, 1.0, 1.0, 1.0)

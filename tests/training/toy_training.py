@@ -36,11 +36,13 @@ def toy_batches(
     taps: Sequence[int] = TAPS,
     **changes: Any,
 ) -> AnswerBatches:
+    ranks = {name: changes.pop(name) for name in ("rank", "num_ranks") if name in changes}
     values = {"block_size": BLOCK, "answers_per_step": 4, "num_held_out": 4, **changes}
     return AnswerBatches(
         random_answers(24, vocab_size=VOCAB_SIZE - 1) if answers is None else answers,
         source=OnlineStates(target, tap_layers=taps),
         config=BatchConfig(**values),
+        **ranks,
     )
 
 

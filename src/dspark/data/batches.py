@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -78,13 +78,21 @@ class AnswerBatches:
     """Batches of answers: training steps without end, and the held-out answers."""
 
     def __init__(
-        self, answers: Sequence[Answer], *, source: StatesSource, config: BatchConfig
+        self,
+        answers: Sequence[Answer],
+        *,
+        source: StatesSource,
+        config: BatchConfig,
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
         """Answers without a single block are left out and counted in `num_unusable`.
 
-        Raises `InputError` if nothing is left to train on.
+        Of each micro-batch this rank packs its share; all ranks together have what one would
+        have alone. Raises `InputError` if nothing is left to train on.
         """
         self.config = config
+        self._rank, self._num_ranks = rank, num_ranks
         self._source = source
         kept = usable(answers)
         self.num_unusable = len(answers) - len(kept)
@@ -97,10 +105,25 @@ class AnswerBatches:
 
     def step(self, step: int) -> list[Batch]:
         """Micro-batches of a step; sequence i of the step draws its anchors from (seed, step)."""
-        answers = [self.train[index] for index in self._order.sequences(step)]
         generator = seeded(self.config.seed, 2 * step + 1)
-        size = math.ceil(len(answers) / self.config.micro_batches)
-        return list(self._packed(answers, size, generator))
+        batches = list(self._packed(self._answers_of(step), self._part_size, generator))
+        upcoming = self._answers_of(step + 1)
+        for start in range(0, len(upcoming), self._part_size):
+            part = upcoming[start : start + self._part_size]
+            self._source.expect(part[self._mine(len(part))])
+        return batches
+
+    @property
+    def _part_size(self) -> int:
+        return math.ceil(self.config.answers_per_step / self.config.micro_batches)
+
+    def _answers_of(self, step: int) -> list[Answer]:
+        return [self.train[index] for index in self._order.sequences(step)]
+
+    def _mine(self, count: int) -> slice:
+        """This rank's share of a micro-batch, or its first answer for a rank without one."""
+        mine = share(count, rank=self._rank, num_ranks=self._num_ranks)
+        return mine if mine.start < mine.stop else slice(0, 1)
 
     def held_out(self) -> Iterator[Batch]:
         """The held-out answers, with the same anchors each time."""
@@ -129,8 +152,31 @@ class AnswerBatches:
                 )
                 for answer in part
             ]
-            states = self._source.read(part)
-            yield pack(list(zip(drawn, states, strict=True)), block_size=self.config.block_size)
+            mine = share(len(part), rank=self._rank, num_ranks=self._num_ranks)
+            chosen = self._mine(len(part))
+            states = self._source.read(part[chosen])
+            sequences = list(zip(drawn[chosen], states, strict=True))
+            batch = pack(sequences, block_size=self.config.block_size)
+            yield batch if chosen == mine else unsupervised(batch)
+
+
+def share(count: int, *, rank: int, num_ranks: int) -> slice:
+    """Which of `count` things are a rank's: all ranks' parts are disjoint and cover them."""
+    return slice(count * rank // num_ranks, count * (rank + 1) // num_ranks)
+
+
+def unsupervised(batch: Batch) -> Batch:
+    """The same blocks, teaching nothing: what a rank without a share works on.
+
+    It takes part in every message between ranks and adds nothing (UC-120).
+    """
+    return replace(
+        batch,
+        valid_AK=torch.zeros_like(batch.valid_AK),
+        rows_N=batch.rows_N[:0],
+        last_ND=batch.last_ND[:0],
+        lse_N=None if batch.lse_N is None else batch.lse_N[:0],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ READ: Mapping[str, Kind] = {
     "confidence_head_with_markov": Kind.FLAG,
     "rms_norm_eps": Kind.NUMBER,
     "attention_bias": Kind.FLAG,
+    "tap_mixing": Kind.FLAG,
     "hidden_act": Kind.TEXT,
     "rope_theta": Kind.NUMBER,
     "rope_parameters": Kind.OBJECT,

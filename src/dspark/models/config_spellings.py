@@ -112,6 +112,7 @@ def _block_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         "markov_head_type": values.get("markov_head_type", "vanilla"),
         "enable_confidence_head": bool(values.get("enable_confidence_head", False)),
         "confidence_head_with_markov": bool(values.get("confidence_head_with_markov", False)),
+        "tap_mixing": bool(values.get("tap_mixing", False)),
     }
 
 

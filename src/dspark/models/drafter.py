@@ -18,6 +18,7 @@ from dspark.kernels.linear import PackedLinear, replace_linears, side_by_side
 from dspark.models.drafter_config import DrafterConfig
 from dspark.models.heads import ConfidenceHead, SequentialHead, SequentialKind
 from dspark.models.rotary import Rotary, rotate
+from dspark.models.tap_mixing import TapMixing
 
 __all__ = ["Attend", "Drafter", "DrafterConfig"]
 
@@ -70,8 +71,17 @@ class Drafter(nn.Module):
 
     def _build(self, config: DrafterConfig) -> None:
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.fc = nn.Linear(config.taps_size, size, bias=False)
-        self.hidden_norm = RMSNorm(size, eps)
+        self.fusion: TapMixing | None = None
+        if config.tap_mixing:
+            self.fusion = TapMixing(
+                num_layers=config.num_hidden_layers,
+                num_taps=len(config.target_layer_ids),
+                hidden_size=size,
+                eps=eps,
+            )
+        else:
+            self.fc = nn.Linear(config.taps_size, size, bias=False)
+            self.hidden_norm = RMSNorm(size, eps)
         self.layers = nn.ModuleList(
             DrafterLayer(config, index) for index in range(config.num_hidden_layers)
         )
@@ -96,7 +106,13 @@ class Drafter(nn.Module):
         return self.norm.weight.dtype
 
     def context(self, taps_NM: Tensor) -> Tensor:
-        """Taps of N committed positions to the context [N, D] that every layer reads."""
+        """Taps of N committed positions to the context [N, D] that every layer reads.
+
+        With `tap_mixing` [N, L, D], one for each layer.
+        """
+        if self.fusion is not None:
+            mixed_NLD: Tensor = self.fusion(taps_NM.to(self.dtype))
+            return mixed_NLD
         projected_ND: Tensor = self.hidden_norm(self.fc(taps_NM.to(self.dtype)))
         return projected_ND
 
@@ -106,7 +122,12 @@ class Drafter(nn.Module):
         They depend on nothing after their own position, so that a cache may keep them.
         """
         cos, sin = self.rotary.angles(positions_N)
-        return [layer.self_attn.keys_values(ctx_ND, cos, sin) for layer in self.decoder_layers()]
+        layers = self.decoder_layers()
+        contexts = ctx_ND.unbind(1) if self.fusion is not None else [ctx_ND] * len(layers)
+        return [
+            layer.self_attn.keys_values(own_ND, cos, sin)
+            for layer, own_ND in zip(layers, contexts, strict=True)
+        ]
 
     def block_inputs(self, anchor_ids_R: Tensor) -> Tensor:
         """Embeddings [R * K, D] of `[anchor, mask, .., mask]` for each row, flattened."""

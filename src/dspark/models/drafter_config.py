@@ -64,6 +64,8 @@ class DrafterConfig:
     enable_confidence_head: bool = True
     confidence_head_with_markov: bool | None = None
     """Whether the confidence head reads W1[x_{k-1}]; `None`: if there is a sequential head."""
+    tap_mixing: bool = False
+    """Each layer reads its own learned mix of the taps, instead of one projection for all."""
     draft_vocab_size: int | None = None
     """Tokens that can be proposed, a subset given by `d2t`; `None`: the whole vocabulary."""
     has_head_norms: bool = True

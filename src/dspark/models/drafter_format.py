@@ -163,6 +163,8 @@ def _block_keys(config: DrafterConfig) -> dict[str, Any]:
         document["confidence_head_with_markov"] = config.confidence_head_with_markov
     if config.markov_rank > 0:
         document["markov_head_type"] = config.markov_head_type
+    if config.tap_mixing:
+        document["tap_mixing"] = True
     return document
 
 

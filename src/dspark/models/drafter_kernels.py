@@ -15,6 +15,8 @@ from dspark.models.heads import SequentialKind
 
 def context_weights(drafter: Drafter) -> ContextWeights | None:
     """What feeds the drafter's context."""
+    if drafter.fusion is not None:
+        return None
     layers = [layer.self_attn for layer in drafter.decoder_layers()]
     projections: list[object] = [drafter.fc, *(attention.kv_proj for attention in layers)]
     packed = [p for p in projections if isinstance(p, PackedLinear) and p.is_compiled]

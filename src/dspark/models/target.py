@@ -249,6 +249,12 @@ class Target:
             for inputs, arguments, expected in [calls[layer]]
         )
 
+    def drop_layers(self) -> None:
+        """Free the decoder layers: embedding and LM head stay, for a process that gets states."""
+        self._layers = nn.ModuleList()
+        self.model.base_model.layers = self._layers
+        self._attention_modules = []
+
     def pack(self, *, quantization: str | None = None) -> None:
         """Swap the linear layers for packed ones; fused layers then run as one operator each.
 

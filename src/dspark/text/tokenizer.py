@@ -95,6 +95,12 @@ class Tokenizer:
         text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def vocabulary_hash(self) -> str:
+        """SHA-256 of all tokens and their ids, hexadecimal."""
+        vocabulary = json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
+        return hashlib.sha256(vocabulary.encode()).hexdigest()
+
     def encode(self, text: str) -> list[int]:
         """Ids of a plain text, the beginning-of-text token exactly once if the model uses one."""
         ids = self._ids(text, add_special_tokens=True)

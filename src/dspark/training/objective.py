@@ -5,7 +5,7 @@ It changes no weights and reads no file; the maths of the loss is in algorithms/
 Letters: A blocks, K block_size, T context rows, N supervised slots, S draft vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +15,7 @@ from dspark.algorithms import losses, position_weights
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
 from dspark.algorithms.position_weights import PositionWeights
 from dspark.errors import InputError
+from dspark.training.shards import local_of
 from dspark.training.slot_pass import Batch, SlotPass, Slots
 
 LogSumExp = Callable[[Tensor], Tensor]
@@ -134,6 +135,24 @@ class Objective:
             term = losses.confidence_loss(confidence_N, head.acceptance_N, weights_N=weights_N)
             loss = loss + config.weights.confidence * term
         return Outcome(loss=loss, rows_N=batch.rows_N, head=head, confidence_N=confidence_N)
+
+    @torch.no_grad()
+    def first_bad(self, batches: Sequence[Batch], *, input_scale_M: Tensor | None) -> str:
+        """Which tensor is the first that is not finite, from the inputs to the logits (UC-115)."""
+        for name, parameter in self.slot_pass.module.named_parameters():
+            if not bool(local_of(parameter).isfinite().all()):
+                return f"parameter {name} is not finite"
+        for batch in batches:
+            for name, tensor in (("taps", batch.taps_TM), ("last hidden states", batch.last_ND)):
+                if not bool(tensor.isfinite().all()):
+                    return f"the target's {name} are not finite"
+        for batch in batches:
+            slots = self._slots(batch, input_scale_M)
+            if not bool(slots.hidden_ND.isfinite().all()):
+                return "the drafter's hidden states are not finite"
+            if slots.state_Nr is not None and not bool(slots.state_Nr.isfinite().all()):
+                return "the sequential head's features are not finite"
+        return "all tensors before the logits are finite, here or on this rank"
 
     def _head_loss(
         self, batch: Batch, draft: losses.DraftLogits, factor: float, has_agreement: bool

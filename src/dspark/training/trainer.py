@@ -23,10 +23,13 @@ from torch import Tensor, nn
 
 from dspark.algorithms import losses
 from dspark.errors import InputError, ModelError, NumericsError
+from dspark.training.block_pass import BlockPass
 from dspark.training.kinds import slot_pass_of
-from dspark.training.objective import Objective, ObjectiveConfig, TargetHead
+from dspark.training.objective import Objective, ObjectiveConfig, Outcome, TargetHead
 from dspark.training.optimizer import Optimizer, OptimizerConfig, schedule
-from dspark.training.slot_pass import Batch
+from dspark.training.ranks import OneProcess, Ranks
+from dspark.training.sharded_pass import ShardedPass
+from dspark.training.slot_pass import Batch, SlotPass
 from dspark.training.snapshot import read_snapshot, write_snapshot
 from dspark.training.validation import Validation, validate
 
@@ -63,6 +66,8 @@ class TrainConfig:
     """Steps between two checkpoints."""
     is_continued: bool = False
     """The drafter comes trained: its weights, measured first, are the ones to beat (UC-119)."""
+    parallel: str = "ddp"
+    """What several ranks hold: ddp, each the whole drafter; fsdp2, each a shard of it."""
     is_compiled: bool = True
     """Compile the elementwise part of the loss where a C++ compiler is at hand."""
     objective: ObjectiveConfig = ObjectiveConfig()  # noqa: RUF009  # frozen
@@ -73,6 +78,8 @@ class TrainConfig:
             raise InputError(
                 f"steps is {self.steps!r} and minutes is {self.minutes!r}; give exactly one."
             )
+        if self.parallel not in ("ddp", "fsdp2"):
+            raise InputError(f"parallel is {self.parallel!r}, but it must be ddp or fsdp2.")
         for name in ("steps", "minutes", "validate_every", "checkpoint_every"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -133,17 +140,21 @@ class Trainer:
         config: TrainConfig,
         folder: str | Path,
         target_head: TargetHead | None = None,
+        ranks: Ranks | None = None,
         on_step: Callable[[StepReport], None] | None = None,
         on_validation: Callable[[int, Validation], None] | None = None,
     ) -> None:
         self.drafter = drafter
-        self.slot_pass = slot_pass_of(drafter)
         self.config = config
+        self._ranks = OneProcess() if ranks is None else ranks
+        self.slot_pass: SlotPass = slot_pass_of(drafter)
+        if config.parallel == "fsdp2" and self._ranks.group is not None:
+            self.slot_pass = ShardedPass(self.slot_pass, group=self._ranks.group)
         self.folder = Path(folder)
         self._batches = batches
         self._on_step = on_step
         self._on_validation = on_validation
-        self._optimizer = Optimizer(drafter, config=config.optimizer)
+        self._optimizer = Optimizer(drafter, config=config.optimizer, ranks=self._ranks)
         self._objective = Objective(
             self.slot_pass,
             config=config.objective,
@@ -179,7 +190,8 @@ class Trainer:
                 self._validate()
             if is_last or progress.step % self.config.checkpoint_every == 0:
                 self._save()
-        self._take_best()
+        self._ranks.wait()
+        self._optimizer.load_masters(self.best_masters())
         return TrainSummary(
             steps=progress.num_steps,
             supervised_tokens=progress.supervised_tokens,
@@ -189,14 +201,37 @@ class Trainer:
             best_step=progress.best_step,
         )
 
+    def draft(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        """Blocks [A, K] that the drafter as it is now draws, for on-policy steps.
+
+        Raises `ModelError` for a drafter that does not draft whole blocks, or one of shards.
+        """
+        if not isinstance(self.slot_pass, BlockPass):
+            raise ModelError(
+                "On-policy steps need a drafter of kind dspark or dflash, whole on every rank; "
+                "leave --on-policy or --parallel fsdp2 out."
+            )
+        taps_TM = batch.taps_TM.to(self.slot_pass.dtype)
+        if self._input_scale_M is not None:
+            taps_TM = taps_TM * self._input_scale_M.to(taps_TM.dtype)
+        return self.slot_pass.draft(batch, taps_TM, generator)
+
+    def best_masters(self) -> dict[str, Tensor]:
+        """The best weights so far, whole, float32, the input scale folded into the taps' weight."""
+        masters: dict[str, Tensor] = dict(read_snapshot(self.folder / "best.pt")["masters"])
+        assert self._input_scale_M is not None
+        name = self.slot_pass.tap_weight
+        if name is not None:
+            masters[name] = masters[name] * self._input_scale_M.to(masters[name].device)
+        return masters
+
     def _step(self, step: int) -> StepReport:
         started = time.monotonic()
         batches = self._batches.step(step)
-        normaliser = sum(self._objective.normaliser(batch) for batch in batches)
-        block_size = self.slot_pass.sizes.block_size
-        accepted_K = torch.zeros(block_size, dtype=torch.float64)
-        slots_K = torch.zeros_like(accepted_K)
-        loss = 0.0
+        local = [self._objective.normaliser(batch) for batch in batches]
+        sums = _Sums(self.slot_pass.sizes.block_size)
+        sums.num_slots = sum(len(batch.rows_N) for batch in batches)
+        (normaliser,) = self._summed([sum(local)])
         self._optimizer.zero_grad()
         for batch in batches:
             outcome = self._objective(
@@ -206,38 +241,43 @@ class Trainer:
                 progress=self._share_done(step),
             )
             outcome.loss.backward()  # type: ignore[no-untyped-call]
-            loss += float(outcome.loss.detach())
-            if outcome.head.acceptance_N is not None:
-                accepted, counted = outcome.acceptance_by_slot(block_size)
-                accepted_K += accepted
-                slots_K += counted
+            self._optimizer.accumulate()
+            sums.add(outcome)
+        sums.load(self._summed(sums.values()))
         factor = self._learning_rate_factor(step)
-        norm = self._update(step, loss, factor)
-        num_slots = sum(len(batch.rows_N) for batch in batches)
+        norm = self._update(step, sums.loss, factor, batches)
         progress, wall_s = self._progress, time.monotonic() - started
         progress.step = step + 1
-        progress.supervised_tokens += num_slots
+        progress.supervised_tokens += sums.num_slots
         progress.train_s += wall_s
         return StepReport(
             step=progress.step,
             num_steps=progress.num_steps or 0,
-            loss=loss,
+            loss=sums.loss,
             gradient_norm=norm,
             learning_rate_factor=factor,
-            num_slots=num_slots,
-            accepted_K=tuple(accepted_K.tolist()),
-            slots_K=tuple(slots_K.tolist()),
+            num_slots=sums.num_slots,
+            accepted_K=tuple(sums.accepted_K.tolist()),
+            slots_K=tuple(sums.slots_K.tolist()),
             wall_s=wall_s,
         )
 
-    def _update(self, step: int, loss: float, factor: float) -> float:
+    def _summed(self, values: Sequence[float]) -> list[float]:
+        """Each value's sum over the ranks."""
+        total = torch.tensor(values, dtype=torch.float64)
+        self._ranks.sum_all([total])
+        summed: list[float] = total.tolist()
+        return summed
+
+    def _update(self, step: int, loss: float, factor: float, batches: Sequence[Batch]) -> float:
         """The optimiser's step; names step and tensor where a value is not finite."""
         advice = (
             f"the last checkpoint in {self.folder} is good, start from it with a lower learning "
             "rate."
         )
         if not math.isfinite(loss):
-            raise NumericsError(f"The loss of step {step + 1} is {loss}; {advice}")
+            cause = self._objective.first_bad(batches, input_scale_M=self._input_scale_M)
+            raise NumericsError(f"The loss of step {step + 1} is {loss}: {cause}; {advice}")
         try:
             return self._optimizer.step(factor=factor)
         except NumericsError as error:
@@ -256,15 +296,16 @@ class Trainer:
         """1 / RMS of each tap channel over some steps' contexts, float32 [M].
 
         Channels differ by two orders of magnitude. Training sees scaled taps, so that Muon's
-        equal steps mean the same for each; `_take_best` moves the scale into the weight. Taps
+        equal steps mean the same for each; `best_masters` moves the scale into the weight. Taps
         that a norm reads first are left as they are.
         """
         if self.slot_pass.tap_weight is None:
             return torch.ones(())
         batches = [batch for step in range(_SCALE_STEPS) for batch in self._batches.step(step)]
-        num_rows = sum(len(batch.taps_TM) for batch in batches)
+        count = torch.tensor(float(sum(len(batch.taps_TM) for batch in batches)))
         squares_M = torch.stack([b.taps_TM.float().square().sum(dim=0) for b in batches]).sum(dim=0)
-        scale_M = (squares_M / max(num_rows, 1)).clamp(min=1e-6).rsqrt()
+        self._ranks.sum_all([squares_M, count])
+        scale_M = (squares_M / max(float(count), 1.0)).clamp(min=1e-6).rsqrt()
         return scale_M.to(self.slot_pass.dtype).float()
 
     def _start_from_drafter(self, input_scale_M: Tensor) -> None:
@@ -286,12 +327,15 @@ class Trainer:
         self._progress = _Progress(
             best_tau=self._progress.best_tau, best_step=self._progress.best_step
         )
-        typical_s = sorted(times[1:])[(len(times) - 1) // 2]
+        typical_s = self._ranks.largest(sorted(times[1:])[(len(times) - 1) // 2])
         return max(1, int(self.config.minutes * 60.0 / typical_s))
 
     def _validate(self) -> None:
         validation = validate(
-            self._objective, self._batches.held_out(), input_scale_M=self._input_scale_M
+            self._objective,
+            self._batches.held_out(),
+            input_scale_M=self._input_scale_M,
+            ranks=self._ranks,
         )
         progress = self._progress
         tau = 0.0 if validation is None else validation.tau
@@ -300,25 +344,14 @@ class Trainer:
         if validation is not None and tau <= progress.best_tau:
             return
         progress.best_tau, progress.best_step = tau, progress.step
-        write_snapshot(
-            self.folder / "best.pt",
-            {"step": progress.step, "tau": tau, "masters": self._optimizer.masters},
-        )
-
-    @torch.no_grad()
-    def _take_best(self) -> None:
-        """Put the best weights into the drafter, the input scale folded into the taps' weight."""
-        masters = dict(read_snapshot(self.folder / "best.pt")["masters"])
-        assert self._input_scale_M is not None
-        tap_weight = self.slot_pass.tap_weight
-        if tap_weight is not None:
-            masters[tap_weight] = masters[tap_weight] * self._input_scale_M
-        for name, parameter in self._optimizer.parameters.items():
-            parameter.copy_(masters[name])
+        masters = self._optimizer.whole_masters()
+        if self._ranks.rank == 0:
+            best = {"step": progress.step, "tau": tau, "masters": masters}
+            write_snapshot(self.folder / "best.pt", best)
 
     def _fingerprint(self) -> dict[str, str]:
         loop = dataclasses.asdict(self.config)
-        for name in ("validate_every", "checkpoint_every"):
+        for name in ("validate_every", "checkpoint_every", "parallel"):
             loop.pop(name)
         return {
             "drafter configuration": _as_text(dataclasses.asdict(self.slot_pass.sizes)),
@@ -327,18 +360,18 @@ class Trainer:
         }
 
     def _save(self) -> None:
-        write_snapshot(
-            self.folder / "training.pt",
-            {
-                "fingerprint": self._fingerprint(),
-                "progress": dataclasses.asdict(self._progress),
-                "input_scale_M": self._input_scale_M,
-                "optimizer": self._optimizer.state_dict(),
-            },
-        )
+        content = {
+            "fingerprint": self._fingerprint(),
+            "progress": dataclasses.asdict(self._progress),
+            "input_scale_M": self._input_scale_M,
+            "optimizer": self._optimizer.state_dict(),
+        }
+        if self._ranks.rank == 0:
+            write_snapshot(self.folder / "training.pt", content)
 
     def _resume(self) -> bool:
         file = self.folder / "training.pt"
+        self._ranks.wait()  # nobody writes it before all have looked
         if not file.exists():
             return False
         saved = read_snapshot(file)
@@ -352,6 +385,35 @@ class Trainer:
         self._input_scale_M = saved["input_scale_M"].to(self.slot_pass.head_weight_SD.device)
         self._optimizer.load_state_dict(saved["optimizer"])
         return True
+
+
+class _Sums:
+    """What the micro-batches of a step add up to."""
+
+    def __init__(self, block_size: int) -> None:
+        self.loss = 0.0
+        self.num_slots = 0
+        self.accepted_K = torch.zeros(block_size, dtype=torch.float64)
+        self.slots_K = torch.zeros_like(self.accepted_K)
+
+    def add(self, outcome: Outcome) -> None:
+        """One batch's loss, and acceptance by slot where the target is known."""
+        self.loss += float(outcome.loss.detach())
+        if outcome.head.acceptance_N is not None:
+            accepted_K, slots_K = outcome.acceptance_by_slot(len(self.slots_K))
+            self.accepted_K += accepted_K
+            self.slots_K += slots_K
+
+    def values(self) -> list[float]:
+        """All of it, to be summed over ranks."""
+        return [self.loss, self.num_slots, *self.accepted_K.tolist(), *self.slots_K.tolist()]
+
+    def load(self, values: Sequence[float]) -> None:
+        """Put summed `values` back."""
+        block_size = len(self.slots_K)
+        self.loss, self.num_slots = values[0], round(values[1])
+        self.accepted_K = torch.tensor(values[2 : 2 + block_size], dtype=torch.float64)
+        self.slots_K = torch.tensor(values[2 + block_size :], dtype=torch.float64)
 
 
 def compiled_kernel(weights: losses.LossWeights) -> losses.ChunkKernel:

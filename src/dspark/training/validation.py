@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dspark.training.objective import Objective
+from dspark.training.ranks import Ranks
 from dspark.training.slot_pass import Batch
 
 
@@ -32,41 +33,52 @@ class Validation:
 
 @torch.no_grad()
 def validate(
-    objective: Objective, batches: Iterable[Batch], *, input_scale_M: Tensor | None
+    objective: Objective,
+    batches: Iterable[Batch],
+    *,
+    input_scale_M: Tensor | None,
+    ranks: Ranks | None = None,
 ) -> Validation | None:
     """Accepted length of the drafter as it is now on `batches` (the target at temperature 1).
 
-    `None` without batches, or where the loss has no use for the target.
+    Each rank brings its share of the batches. `None` without batches, or where the loss has no
+    use for the target.
     """
-    accepted, agreed, whole, error = [], [], [], []
+    block_size = objective.slot_pass.sizes.block_size
+    sums = torch.zeros(6, max(block_size, 2), dtype=torch.float64)
     for batch in batches:
         outcome = objective(batch, normaliser=1.0, input_scale_M=input_scale_M, has_agreement=True)
         if outcome.head.acceptance_N is None or outcome.head.agrees_N is None:
             return None
         acceptance_AK = torch.zeros_like(batch.valid_AK, dtype=torch.float64)
         acceptance_AK.view(-1)[batch.rows_N] = outcome.head.acceptance_N.double()
-        agrees_AK = torch.zeros_like(batch.valid_AK)
-        agrees_AK.view(-1)[batch.rows_N] = outcome.head.agrees_N
-        accepted.append(acceptance_AK.cpu())
-        agreed.append(agrees_AK.cpu())
-        whole.append(batch.valid_AK.cpu())
+        agrees_AK = torch.zeros_like(acceptance_AK)
+        agrees_AK.view(-1)[batch.rows_N] = outcome.head.agrees_N.double()
+        is_whole_A = batch.valid_AK.all(dim=1)
+        sums[0, :block_size] += acceptance_AK.sum(dim=0).cpu()
+        sums[1, :block_size] += agrees_AK.sum(dim=0).cpu()
+        sums[2, :block_size] += batch.valid_AK.sum(dim=0).cpu()
+        sums[3, :block_size] += acceptance_AK[is_whole_A].cumprod(dim=1).sum(dim=0).cpu()
+        sums[4, :2] += torch.tensor([int(is_whole_A.sum()), int(batch.valid_AK[:, 0].sum())])
         if outcome.confidence_N is not None:
-            guess_N = outcome.confidence_N.sigmoid()
-            error.append((guess_N - outcome.head.acceptance_N).abs().cpu())
-    if not accepted:
+            error_N = (outcome.confidence_N.sigmoid() - outcome.head.acceptance_N).abs()
+            sums[5, :2] += torch.tensor([float(error_N.sum()), len(error_N)], dtype=torch.float64)
+    if ranks is not None:
+        ranks.sum_all([sums])
+    return _validation(sums, block_size)
+
+
+def _validation(sums: Tensor, block_size: int) -> Validation | None:
+    """Rows: accepted, agreed and supervised slots, survival of whole blocks, counts, errors."""
+    accepted_K, agreed_K, num_K, survival_K = sums[:4, :block_size]
+    num_whole, num_blocks = int(sums[4, 0]), int(sums[4, 1])
+    if num_blocks == 0:
         return None
-    acceptance_AK, valid_AK = torch.cat(accepted), torch.cat(whole)
-    is_whole_A = valid_AK.all(dim=1)
-    survival_AK = acceptance_AK[is_whole_A].cumprod(dim=1)
-    num_K = valid_AK.sum(dim=0).clamp(min=1)
+    per_slot_K = num_K.clamp(min=1)
     return Validation(
-        tau=1.0 + float(survival_AK.sum(dim=1).mean()) if bool(is_whole_A.any()) else 1.0,
-        acceptance_K=_per_slot(acceptance_AK, num_K),
-        agreement_K=_per_slot(torch.cat(agreed).double(), num_K),
-        confidence_error=float(torch.cat(error).mean()) if error else None,
-        num_blocks=valid_AK.shape[0],
+        tau=1.0 + float(survival_K.sum()) / max(num_whole, 1),
+        acceptance_K=tuple((accepted_K / per_slot_K).tolist()),
+        agreement_K=tuple((agreed_K / per_slot_K).tolist()),
+        confidence_error=float(sums[5, 0] / sums[5, 1]) if float(sums[5, 1]) > 0 else None,
+        num_blocks=num_blocks,
     )
-
-
-def _per_slot(values_AK: Tensor, num_K: Tensor) -> tuple[float, ...]:
-    return tuple((values_AK.sum(dim=0) / num_K).tolist())

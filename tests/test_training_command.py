@@ -1,0 +1,282 @@
+"""`dspark train` as a person uses it, on a toy model, in this process."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dspark.cli import main
+from dspark.data.states_cache import StatesCache
+from dspark.training.snapshot import read_snapshot
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dspark", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve answers of random bytes."""
+    generator = torch.Generator().manual_seed(0)
+    file = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    rows = [
+        {
+            "id": f"a{i}",
+            "domain": "math",
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "prompt_token_ids": torch.randint(10, 250, (5,), generator=generator).tolist(),
+            "token_ids": torch.randint(10, 250, (14,), generator=generator).tolist(),
+            "finish_reason": "length",
+            "text": "",
+        }
+        for i in range(12)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def shape(model_dir: Path) -> Sequence[object]:
+    return (
+        *("--target", model_dir, "--dtype", "fp32", "--eager", "--num-layers", 1),
+        *("--block-size", 3, "--markov-rank", 4, "--draft-vocab-size", 64, "--num-held-out", 2),
+        *("--answers-per-step", 2, "--validate-every", 2, "--json"),
+    )
+
+
+def last_json(out: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    return value
+
+
+def test_online_states_leave_no_states_on_the_disk_and_the_last_line_is_whole(
+    run: Run, answers: Path, shape: Sequence[object], tmp_path: Path
+):
+    code, out, err = run("train", answers, "--out", tmp_path / "d", "--steps", 4, *shape)
+    assert code == 0, err
+    assert not (tmp_path / "d-work" / "states").exists()
+    found = last_json(out)
+    assert {"steps", "supervised_tokens", "tokens_per_s", "peak_memory_bytes"} <= found.keys()
+    assert found["states"] == "online"
+    assert found["cache_bytes"] is None
+    assert found["held_out_tau"] >= 1.0
+    assert "step 4/4" in err
+    assert "tau~" in err
+    assert "left 0s" in err
+    assert "10 answers to train on, 2 held out, 0 too short" in err
+    assert "12 were cut at their length limit" in err  # UC-100
+
+
+def test_a_cache_is_announced_filled_confirmed_and_used_again(
+    run: Run, answers: Path, shape: Sequence[object], tmp_path: Path
+):
+    """UC-121: predicted before, confirmed after; int8 takes about half."""
+    sizes = {}
+    for dtype in ("bf16", "int8"):
+        out = tmp_path / dtype
+        options = ("--states", "cache", "--cache-dtype", dtype, *shape)
+        code, printed, err = run("train", answers, "--out", out, "--steps", 2, *options)
+        assert code == 0, err
+        assert "MB in all, 0 answers there, 12 to compute" in err
+        assert "MB on the disk" in err
+        sizes[dtype] = last_json(printed)["state_bytes_per_token"]
+        cache = StatesCache(out.with_name(dtype + "-work") / "states")
+        assert cache.num_tokens == 12 * 19
+    assert sizes["int8"] < 0.6 * sizes["bf16"]
+    work = tmp_path / "bf16-work"
+    (work / "training.pt").unlink()
+    code, printed, err = run(
+        *("train", answers, "--out", tmp_path / "again", "--work", work, "--steps", 2),
+        *("--states", "cache", *shape),
+    )
+    assert code == 0, err
+    assert "12 answers there, 0 to compute" in err
+
+
+def test_a_cache_above_the_limit_is_refused_before_anything_is_written(
+    run: Run, answers: Path, shape: Sequence[object], tmp_path: Path
+):
+    """UC-121."""
+    code, _, err = run(
+        *("train", answers, "--out", tmp_path / "d", "--steps", 2, "--states", "cache"),
+        *("--cache-gb", 0.000001, *shape),
+    )
+    assert code == 1
+    assert "raise --cache-gb" in err
+    assert not (tmp_path / "d-work" / "states").exists()
+
+
+def test_a_trained_drafter_goes_on_with_its_shape_and_its_vocabulary(
+    run: Run, answers: Path, shape: Sequence[object], tmp_path: Path
+):
+    """UC-077, UC-119: the map belongs to the weights; the start is measured and kept if better."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    code, out, err = run("train", answers, "--out", first, "--steps", 4, *shape)
+    assert code == 0, err
+    start = last_json(out)["held_out_tau"]
+    code, out, err = run(
+        *("train", answers, "--out", second, "--steps", 2, "--init-from", first, *shape),
+        *("--muon-lr", 5.0, "--adam-lr", 5.0, "--block-size", 3),
+    )
+    assert code == 0, err
+    assert last_json(out)["held_out_tau"] >= start - 1e-3
+    configs = [json.loads((path / "config.json").read_text()) for path in (first, second)]
+    assert configs[0]["block_size"] == configs[1]["block_size"]
+    from safetensors.torch import load_file
+
+    maps = [load_file(path / "model.safetensors")["d2t"] for path in (first, second)]
+    assert torch.equal(*maps)
+
+
+def test_the_draft_vocabulary_is_chosen_once(
+    run: Run, answers: Path, shape: Sequence[object], tmp_path: Path
+):
+    """UC-077: it stays with the run; another size is refused where a run is under way."""
+    out = tmp_path / "d"
+    assert run("train", answers, "--out", out, "--steps", 2, *shape)[0] == 0
+    chosen = read_snapshot(tmp_path / "d-work" / "vocabulary.pt")["d2t_S"]
+    assert len(chosen) == 64
+    code, _, err = run(
+        "train", answers, "--out", out, "--steps", 2, *shape, "--draft-vocab-size", 32
+    )
+    assert code == 1
+    assert "a draft vocabulary of 64 tokens, not 32" in err
+
+
+def test_every_switch_of_the_loss_trains(
+    run: Run, answers: Path, shape: Sequence[object], tmp_path: Path
+):
+    """Each is one field of the recipe and one option."""
+    switches: list[tuple[object, ...]] = [
+        ("--position-weights", "dpace", "--dpace-alpha", 0.3),
+        ("--loss-l1", 0, "--loss-hybrid", 1.0),
+        ("--loss-nla", 0.5, "--loss-ce", 0),
+        ("--markov-head", "rnn", "--base-weight", 1.0, "--base-until", 0.5),
+        ("--on-policy", 0.5),
+        ("--tap-layers", "0,1"),
+        ("--tap-mixing",),
+        ("--micro-batches", 2),
+    ]
+    for number, switch in enumerate(switches):
+        code, out, err = run(
+            "train", answers, "--out", tmp_path / f"d{number}", "--steps", 2, *shape, *switch
+        )
+        assert code == 0, (switch, err)
+        assert last_json(out)["held_out_tau"] >= 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--states", "disk"), "states is 'disk', but it must be online, cache or remote"),
+        (("--states", "remote"), "this is the only process; start it with torchrun"),
+        (("--cache-dtype", "fp8", "--states", "cache"), "dtype is 'fp8'"),
+        (("--parallel", "tp"), "parallel is 'tp', but it must be ddp or fsdp2"),
+        (("--mask-token-id", 400), "mask token is 400, but the target's embedding"),
+        (("--mask-token-id", 1), "mask token is 1, which ends the target's answers"),
+        (("--tap-layers", "one"), "tap_layers is 'one'"),
+        (("--position-weights", "none"), "Position weights are 'none'"),
+    ],
+)
+def test_options_that_cannot_be_are_one_sentence(
+    run: Run,
+    answers: Path,
+    shape: Sequence[object],
+    tmp_path: Path,
+    options: Sequence[object],
+    words: str,
+):
+    code, _, err = run("train", answers, "--out", tmp_path / "d", "--steps", 2, *shape, *options)
+    assert code == 1
+    assert words in err
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_dry_run_says_what_it_needs_from_a_configuration_alone(
+    run: Run, model_dir: Path, tmp_path: Path
+):
+    config = tmp_path / "config-only"
+    config.mkdir()
+    (config / "config.json").write_text((model_dir / "config.json").read_text())
+    options = ("--dry-run", "--target", config, "--num-answers", 1000, "--draft-vocab-size", 64)
+    amount = ("--prompt-tokens", 100, "--answer-tokens", 200, "--tera-flops", 1.0)
+    code, out, err = run("train", *options, *amount, "--steps", 500, "--states", "cache", "--json")
+    assert code == 0, err
+    found = last_json(out)
+    assert found["steps"] == 500
+    assert found["epochs"] == pytest.approx(500 * 16 / 1000)
+    assert found["state_bytes_per_token"] == 2 * (2 * 32 + 32) + 4
+    assert found["cache_bytes"] == pytest.approx(300_000 * found["state_bytes_per_token"], rel=0.02)
+    assert found["logit_bytes_per_token"] == 2 * 304
+    code, out, _ = run("train", *options, *amount, "--minutes", 60)
+    assert code == 0
+    assert "no disk" in out
+    assert "about 1.00 hours" in out
+
+
+def test_a_missing_tensorboard_is_named_with_its_command(
+    run: Run,
+    answers: Path,
+    shape: Sequence[object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    code, _, err = run(
+        *("train", answers, "--out", tmp_path / "d", "--steps", 2, *shape),
+        *("--tensorboard", tmp_path / "curves"),
+    )
+    assert code == 1
+    assert "pip install 'dspark[tensorboard]'" in err
+
+
+def test_curves_are_written_where_tensorboard_is_installed(
+    run: Run, answers: Path, shape: Sequence[object], tmp_path: Path
+):
+    pytest.importorskip("tensorboard")
+    curves = tmp_path / "curves"
+    code, _, err = run(
+        *("train", answers, "--out", tmp_path / "d", "--steps", 4, *shape),
+        *("--tensorboard", curves),
+    )
+    assert code == 0, err
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(curves))
+    events.Reload()
+    assert [event.step for event in events.Scalars("held_out/tau")] == [2, 4]
+    assert len(events.Scalars("train/loss")) == 4
+
+
+def test_int8_states_are_compared_with_bf16_ones(
+    run: Run, answers: Path, model_dir: Path, tmp_path: Path
+):
+    code, out, err = run(
+        *("bench", "states", answers, "--target", model_dir, "--dtype", "fp32", "--steps", 3),
+        *("--num-layers", 1, "--num-held-out", 2, "--draft-vocab-size", 64),
+        *("--answers-per-step", 2, "--eager", "--json"),
+    )
+    assert code == 0, err
+    found = last_json(out)
+    assert abs(found["tau_loss"]) < 0.05
+    assert 0.5 < found["size_ratio"] < 0.6
