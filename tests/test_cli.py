@@ -204,6 +204,7 @@ def test_bench_step_reports_every_size(run: Run, model_dir: Path) -> None:
     sizes = ["1", "2", "4", "8", "16", "32", "64", "128"]
     assert list(done.last_json()["one_request_ms"]) == sizes
     assert list(done.last_json()["many_requests_ms"]) == sizes
+    assert {"ours", "pytorch"} <= done.last_json()["prefill_ms"].keys()
 
 
 def test_bench_single_refuses_an_unknown_peer(run: Run, model_dir: Path) -> None:

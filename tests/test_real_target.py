@@ -1,14 +1,21 @@
-"""SmolLM2-135M in fp32: the text never depends on what is drafted, how much, or with whom."""
+"""SmolLM2-135M in fp32: the text never depends on what is drafted, how much, or with whom.
 
+In bf16: its logits are as close to exact arithmetic as transformers' own.
+"""
+
+import copy
 import importlib.util
 
 import pytest
 import torch
 
+from dspark.benchmarks.passes import Passes
 from dspark.core import SamplingParams
 from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.llm import LLM, shipped_drafter
 from dspark.models.drafter import Drafter, DrafterConfig
+from dspark.models.embedded import DEFAULT_TARGET
+from dspark.models.target import Target
 from tests.engine.test_cycle import run
 
 pytestmark = [
@@ -100,3 +107,37 @@ def test_the_shipped_drafter_is_found_and_helps(llm: LLM, prompts: list[list[int
     taus = [c.stats.tau for c in completions]
     assert all(tau is not None for tau in taus)
     assert sum(t for t in taus if t is not None) / len(taus) > 1.3
+
+
+PASSAGE = """
+A lighthouse is a tower with a strong lamp that warns ships of rocks and shallow water. The first
+ones were open fires on hills. Later, oil lamps with mirrors and then lenses of ground glass threw
+the light much farther: a keeper climbed the stairs every evening, trimmed the wick, and wound up
+the clockwork that turned the lens. Each tower has its own rhythm of flashes, so a captain who
+counts the seconds between them can read from the chart where he is.
+
+def flashes(period, seconds):
+    return [period * n for n in range(int(seconds / period))]
+"""
+
+
+def test_bf16_logits_are_as_close_to_exact_ones_as_transformers(llm: LLM) -> None:
+    """Issue 3: within the error of two bf16 runs of transformers, whose attention differs.
+
+    Root mean square of the difference here: ours 0.157, eager 0.149, sdpa 0.170.
+    """
+    ids = llm.prompt_ids([{"role": "user", "content": PASSAGE}])
+    ours = Target.load(DEFAULT_TARGET, dtype=torch.bfloat16)
+    logits_TV = Passes(ours, num_requests=1, num_positions=len(ids)).score(ids, chunks=[len(ids)])
+    model = Target.load(DEFAULT_TARGET, dtype=torch.bfloat16, packed=False).model
+    exact = copy.deepcopy(model).float()  # the same weights: only arithmetic differs
+    exact.set_attn_implementation("eager")
+    with torch.inference_mode():
+        exact_TV = exact(torch.tensor([ids])).logits[0]
+        errors = {}
+        for name in ("eager", "sdpa"):
+            model.set_attn_implementation(name)
+            other_TV = model(torch.tensor([ids])).logits[0].float()
+            errors[name] = float((other_TV - exact_TV).square().mean().sqrt())
+    error = float((logits_TV.float() - exact_TV).square().mean().sqrt())
+    assert 0 < error <= max(errors.values()), (error, errors)

@@ -928,11 +928,14 @@ def step(
             is_compiled=not eager,
             threads=threads,
         )
+        plain = assembly.load_target(
+            target=target, dtype=dtype, is_compiled=False, is_packed=False, threads=threads
+        )
 
     def say(shape: str, size: int, milliseconds: float) -> None:
         console.print(f"{shape}, {size} tokens: {milliseconds:.2f} ms", style="dim")
 
-    report = measure(loaded, quantization=quantization, config=config, on_size=say)
+    report = measure(loaded, quantization=quantization, config=config, plain=plain, on_size=say)
     print_step(console if as_json else Console(), report)
     if as_json:
         _print_json(report.to_json())

@@ -1,12 +1,15 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from dspark.benchmarks.passes import Passes
+from dspark.benchmarks.prefill import prefills
 from dspark.benchmarks.step import StepConfig, measure, streamed_bytes
 from dspark.errors import InputError
 from dspark.llm import LLM
+from dspark.models.target import Target
 
 IDS = [5, 9, 200, 17, 3, 8, 8, 1]
 
@@ -44,6 +47,28 @@ def test_the_report_has_the_agreed_keys_and_every_size(llm: LLM) -> None:
     assert len(heard) == 2 * len(sizes)
 
 
+def test_every_path_of_a_prefill_gives_the_same_logits(llm: LLM, model_dir: Path) -> None:
+    plain = Target.load(model_dir, dtype=torch.float32, packed=False)
+    calls = prefills(llm.target, plain, IDS)
+    assert list(calls) == ["ours", "pytorch", "transformers_eager", "transformers_sdpa"]
+    expected_TV = Passes(llm.target, num_requests=1, num_positions=8).score(IDS, chunks=[8])
+    for _ in range(2):  # none leaves anything behind that changes another
+        for call in calls.values():
+            torch.testing.assert_close(call(), expected_TV[-1:])
+
+
+def test_a_prefill_is_timed_where_a_plain_target_is_given(llm: LLM, model_dir: Path) -> None:
+    report = measure(
+        llm.target,
+        quantization=None,
+        config=StepConfig(sizes=(1,), context=4, prefill=6, repeats=1, warmup=0),
+        plain=Target.load(model_dir, dtype=torch.float32, packed=False),
+    )
+    assert report.prefill == 6
+    assert set(report.prefill_ms) >= {"ours", "pytorch"}
+    assert min(report.prefill_ms.values()) > 0
+
+
 def test_the_default_sizes_are_those_of_the_contract() -> None:
     assert StepConfig().sizes == (1, 2, 4, 8, 16, 32, 64, 128)
     assert StepConfig().context == 256
@@ -63,7 +88,7 @@ def test_streamed_bytes_leave_out_an_embedding_that_is_not_the_head(llm: LLM) ->
     assert streamed < weights + embedding
 
 
-@pytest.mark.parametrize("changes", [{"sizes": ()}, {"context": 0}, {"repeats": 0}])
+@pytest.mark.parametrize("changes", [{"sizes": ()}, {"context": 0}, {"prefill": 0}, {"repeats": 0}])
 def test_impossible_measurements_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InputError, match="at least 1"):
         StepConfig(**changes)

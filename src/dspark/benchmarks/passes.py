@@ -35,10 +35,11 @@ class Passes:
 
     def run(self, rows: Sequence[Sequence[int]], *, start: int) -> Tensor:
         """Logits [N, V] of one pass over `rows[r]` at positions `start`.. of row r, flattened."""
-        layout = self._layout([len(row) for row in rows], start=start)
-        ids_N = torch.tensor([i for row in rows for i in row], device=self._target.device)
-        output = self._target.forward(ids_N, layout=layout, pages=self._pages, tap_layers=())
-        return self._target.logits(output.hidden_ND)
+        return self._target.logits(self._hidden(rows, start=start))
+
+    def last_logits(self, ids: Sequence[int]) -> Tensor:
+        """Logits [1, V] behind the last token of one text, run from its first position on."""
+        return self._target.logits(self._hidden([ids], start=0)[-1:])
 
     def score(self, ids: Sequence[int], *, chunks: Sequence[int]) -> Tensor:
         """Logits [T, V] of one text, run in passes of `chunks` tokens (their sum is T)."""
@@ -48,6 +49,12 @@ class Passes:
             parts.append(self.run([ids[start : start + size]], start=start))
             start += size
         return torch.cat(parts)
+
+    def _hidden(self, rows: Sequence[Sequence[int]], *, start: int) -> Tensor:
+        layout = self._layout([len(row) for row in rows], start=start)
+        ids_N = torch.tensor([i for row in rows for i in row], device=self._target.device)
+        output = self._target.forward(ids_N, layout=layout, pages=self._pages, tap_layers=())
+        return output.hidden_ND
 
     def _layout(self, lengths: Sequence[int], *, start: int) -> AttentionLayout:
         num_rows = len(lengths)

@@ -180,6 +180,9 @@ def print_step(console: Console, report: StepReport) -> None:
         f"floor {report.floor_ms:.2f} ms = {report.weight_bytes / 1e6:.0f} MB of weights at "
         f"{report.stream_bytes_per_s / 1e9:.1f} GB/s, read in the same run"
     )
+    if report.prefill_ms:
+        paths = ", ".join(f"{name} {ms:.0f}" for name, ms in report.prefill_ms.items())
+        console.print(f"prefill of {report.prefill} tokens, ms: {paths}")
 
 
 def stream_answer(

@@ -14,6 +14,7 @@ import torch
 
 from dspark.benchmarks.environment import Environment, dtype_name
 from dspark.benchmarks.passes import Passes
+from dspark.benchmarks.prefill import prefills
 from dspark.errors import InputError
 from dspark.kernels.linear import PackedLinear
 from dspark.kernels.memory import bytes_per_s
@@ -30,16 +31,19 @@ class StepConfig:
     """Tokens in a pass: of one request, and one token each of as many requests."""
     context: int = 256
     """Positions of each request that are in the cache already."""
+    prefill: int = 512
+    """Tokens of the prompt whose first pass is timed, where a plain target is given."""
     repeats: int = 15
     """Timed passes of each size; the median counts."""
     warmup: int = 3
     """Passes of each size before the clock runs."""
 
     def __post_init__(self) -> None:
-        if min(self.sizes, default=0) < 1 or self.context < 1 or self.repeats < 1:
+        others = (self.context, self.prefill, self.repeats)
+        if min(self.sizes, default=0) < 1 or min(others) < 1:
             raise InputError(
-                f"sizes {tuple(self.sizes)}, context {self.context} and repeats {self.repeats} "
-                "must all be at least 1."
+                f"sizes {tuple(self.sizes)}, context {self.context}, prefill {self.prefill} and "
+                f"repeats {self.repeats} must all be at least 1."
             )
 
 
@@ -59,6 +63,9 @@ class StepReport:
     context: int
     one_request_ms: dict[str, float]
     many_requests_ms: dict[str, float]
+    prefill_ms: dict[str, float]
+    """A prompt of `prefill` tokens over an empty cache, by path (see `prefill.prefills`)."""
+    prefill: int
     environment: Environment
 
     def to_json(self) -> dict[str, Any]:
@@ -71,9 +78,13 @@ def measure(
     *,
     quantization: str | None,
     config: StepConfig,
+    plain: Target | None = None,
     on_size: Callable[[str, int, float], None] | None = None,
 ) -> StepReport:
-    """Time every size in both shapes; `on_size(shape, size, milliseconds)` hears of each."""
+    """Time every size in both shapes; `on_size(shape, size, milliseconds)` hears of each.
+
+    `plain` is the same target unpacked; without it no prefill is timed.
+    """
     weight_bytes = streamed_bytes(target)
     stream = bytes_per_s(weight_bytes)
     room = config.context + max(config.sizes)
@@ -94,6 +105,12 @@ def measure(
         )
         if on_size is not None:
             on_size("many requests", size, many_ms[str(size)])
+    prefill_ms = {}
+    if plain is not None:
+        for name, run in prefills(target, plain, [_CONTEXT_TOKEN] * config.prefill).items():
+            prefill_ms[name] = _median_ms(run, config)
+            if on_size is not None:
+                on_size(f"prefill, {name}", config.prefill, prefill_ms[name])
     stream = max(stream, bytes_per_s(weight_bytes))
     return StepReport(
         dtype=dtype_name(target.dtype),
@@ -104,6 +121,8 @@ def measure(
         context=config.context,
         one_request_ms=one_ms,
         many_requests_ms=many_ms,
+        prefill_ms=prefill_ms,
+        prefill=config.prefill,
         environment=Environment.here(),
     )
 
