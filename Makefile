@@ -4,6 +4,7 @@
 #   make check   formatting, lint, types, layers; changes nothing
 #   make test    the test suite
 #   make fix     formats and repairs what ruff can repair
+#   make peers   the other engines that `dspark bench` compares with, outside of .venv
 #   make sanitize   the operator tests on a build with address and undefined behaviour checks
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard setup.py src/dspark/kernels/build.py src/dspark/kernels/csrc/*)
 
-.PHONY: setup demo check test fix sanitize
+.PHONY: setup demo check test fix peers sanitize
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.target
@@ -31,6 +32,9 @@ test: setup
 fix: $(VENV)/.package
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+peers: setup
+	$(BIN)/dspark bench peers
 
 sanitize: setup
 	$(BIN)/python -m dspark.kernels.build --sanitize --output build/sanitize/_ops.so

@@ -20,10 +20,14 @@ COMMANDS = (
     ("train",),
     ("evaluate",),
     ("bench",),
+    ("bench", "exact"),
+    ("bench", "peers"),
+    ("bench", "perplexity"),
     ("bench", "single"),
     ("bench", "train"),
     ("bench", "states"),
     ("bench", "step"),
+    ("bench", "throughput"),
 )
 
 
@@ -212,6 +216,44 @@ def test_bench_single_refuses_an_unknown_peer(run: Run, model_dir: Path) -> None
     assert done.code == 1
     assert "ollama" in done.err
     assert "llama-cpp" in done.err
+
+
+def test_bench_single_refuses_a_python_without_a_name(run: Run, model_dir: Path) -> None:
+    done = run("bench", "single", "--target", model_dir, "--peer-python", "/usr/bin/python")
+    assert done.code == 1
+    assert "peer-python" in done.err
+
+
+def test_bench_throughput_refuses_sizes_that_are_no_numbers(run: Run) -> None:
+    done = run("bench", "throughput", "--concurrency", "8,many")
+    assert done.code == 1
+    assert "'many'" in done.err
+
+
+def test_bench_exact_says_yes_by_exit_code(
+    run: Run, model: Sequence[object], prompts: Path
+) -> None:
+    done = run(
+        *("bench", "exact", prompts, *model[:4], "--eager", "--arithmetic", "fp32"),
+        *("--limit", 2, "--max-new-tokens", 6, "--batches", "2,mixed", "--json"),
+    )
+    assert done.code == 0, done.err
+    line = done.last_json()
+    assert line["identical"] is True
+    assert [run["batch"] for run in line["runs"]] == ["2", "mixed"] * 2
+
+
+def test_bench_perplexity_compares_arithmetics(
+    run: Run, model: Sequence[object], prompts: Path, tmp_path: Path
+) -> None:
+    answers = tmp_path / "answers.jsonl"
+    target = model[:2]
+    assert run("prepare", prompts, "--out", answers, *target, "--max-new-tokens", 6).code == 0
+    options = ("--arithmetic", "fp32,int8", "--eager", "--limit", 3, "--json")
+    done = run("bench", "perplexity", answers, *target, *options)
+    assert done.code == 0, done.err
+    assert done.last_json()["answers"] == 3
+    assert 0.9 < done.last_json()["ratios"]["int8/fp32"] < 1.1
 
 
 def test_evaluate_reports_tau_by_domain_and_the_head_s_worth(

@@ -14,7 +14,7 @@ from dspark.options import given, owned_field
 OWNERS = (
     "core.SamplingParams",
     "benchmarks.demo.DemoConfig",
-    "benchmarks.single.SingleConfig",
+    "benchmarks.race.RaceConfig",
     "benchmarks.step.StepConfig",
     "benchmarks.evaluation.EvaluationConfig",
     "recipes.Recipe",

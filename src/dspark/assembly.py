@@ -5,7 +5,7 @@ Each function is what one command does between parsing and printing.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dspark import recipes
+from dspark.benchmarks.arithmetic import arithmetics_of
 from dspark.benchmarks.evaluation import Chats, Contender
 from dspark.benchmarks.journal import Journal
 from dspark.core import resolve_dtype
@@ -70,6 +71,16 @@ def load_llm(
             max_requests=max_requests, num_positions=max_requests * 1024
         )
     return LLM.load(DEFAULT_TARGET if target is None else target, compile=is_compiled, **options)
+
+
+def load_arithmetics(names: Sequence[str], **options: Any) -> Iterator[tuple[str, LLM]]:
+    """The same LLM in each of bf16, fp32, int8, one after the other; `options` of `load_llm`.
+
+    Only one lies in memory at a time if the caller keeps none.
+    """
+    for arithmetic in arithmetics_of(names):
+        llm = load_llm(dtype=arithmetic.dtype, quantization=arithmetic.quantization, **options)
+        yield arithmetic.name, llm
 
 
 def load_target(

@@ -7,6 +7,7 @@ import json
 import sys
 import warnings
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -120,8 +121,9 @@ IgnoreEos = Annotated[
 
 _DEMO = "benchmarks.demo.DemoConfig"
 _STEP = "benchmarks.step.StepConfig"
-_SINGLE = "benchmarks.single.SingleConfig"
 _TRAIN_BENCH = "benchmarks.training.TrainBenchConfig"
+_EXACTNESS = "benchmarks.exactness.ExactnessConfig"
+_RACE = "benchmarks.race.RaceConfig"
 _RECIPE = "recipes.Recipe"
 _ENDPOINT = "data.endpoints.EndpointConfig"
 _STATES = "training_session.StatesConfig"
@@ -133,6 +135,29 @@ _STATES_PANEL = "Hidden states and processes"
 _LOSS_PANEL = "Loss and optimiser"
 _PLAN_PANEL = "Planning"
 _EVALUATION = "benchmarks.evaluation.EvaluationConfig"
+
+
+_ALL_PEERS = "transformers,llama-cpp,openvino,vllm"
+Peers = Annotated[
+    str,
+    typer.Option(
+        help="Other engines, or single configurations of them (llama-cpp-q8_0), separated by "
+        "commas; one that is missing is named."
+    ),
+]
+PeerPython = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME=PATH", help="Python that has this engine, in place of `bench peers`' own."
+    ),
+]
+Arithmetic = Annotated[
+    str, typer.Option(help="Ours in each of these, separated by commas: bf16, fp32, int8.")
+]
+PromptFileOption = Annotated[
+    Path | None,
+    typer.Option(help="Prompts, JSON lines, in place of the built-in ones of about 64 tokens."),
+]
 
 
 def main() -> None:
@@ -849,54 +874,229 @@ def evaluate(
 
 @bench.command()
 def single(
-    peers: Annotated[
-        str,
-        typer.Option(help="Other engines, separated by commas; one that is missing is named."),
-    ] = "transformers,llama-cpp,vllm",
-    llama_cpp_weights: Annotated[
-        str,
-        typer.Option(
-            help="Weights that llama.cpp gets: bf16, q8_0 and q4_0 are made of the target's own, "
-            "shipped is its file as it is."
-        ),
-    ] = "bf16,shipped",
+    peers: Peers = _ALL_PEERS,
     target: Target = None,
     drafter: Drafter = None,
-    dtype: Dtype = None,
-    quantization: Quantization = None,
-    threads: Annotated[int | None, option(_SINGLE, "num_threads", "--threads")] = None,
-    rounds: Annotated[int | None, option(_SINGLE, "rounds")] = None,
-    max_new_tokens: Annotated[int | None, option(_SINGLE, "max_new_tokens")] = None,
+    arithmetic: Arithmetic = "bf16,int8",
+    prompts: PromptFileOption = None,
+    peer_python: PeerPython = [],  # noqa: B006 (typer copies it)
+    threads: Annotated[int | None, option(_RACE, "num_threads", "--threads")] = None,
+    rounds: Annotated[int | None, option(_RACE, "rounds")] = None,
+    max_new_tokens: Annotated[
+        int | None, option(_RACE, "max_new_tokens", "--max-new-tokens", "--max-tokens")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """One user's speed here and in other engines: same prompts, same counts, same threads.
 
-    A peer that is not installed is listed with its pip command; an engine that fails ends the run
-    with an error and no figure.
+    A peer that is not installed is listed with the command that installs it; an engine that fails
+    ends the run with an error and no figure.
     """
-    from dspark.benchmarks.peers import Ours, engines
+    from dspark import comparison
+    from dspark.benchmarks.race import RaceConfig
     from dspark.benchmarks.report import print_single
-    from dspark.benchmarks.single import SingleConfig, measure
-    from dspark.benchmarks.workload import single_prompts
-    from dspark.models.target import resolve_source
-    from dspark.text.tokenizer import Tokenizer
+    from dspark.benchmarks.single import measure
 
-    config = SingleConfig(
-        **given(num_threads=threads, rounds=rounds, max_new_tokens=max_new_tokens)
+    config = RaceConfig(**given(num_threads=threads, rounds=rounds, max_new_tokens=max_new_tokens))
+    entry = comparison.race_entry(
+        target=target,
+        drafter=drafter,
+        arithmetics=_names(arithmetic),
+        peers=_names(peers),
+        pythons=peer_python,
+        prompts=prompts,
+        num_prompts=4,
     )
-    ours = Ours(**given(target=target, drafter=drafter, dtype=dtype, quantization=quantization))
-    wanted = engines(ours, _names(peers), gguf_kinds=_names(llama_cpp_weights))
-    tokenizer = Tokenizer.load(resolve_source(ours.target))
-    prompts = [tokenizer.chat([{"role": "user", "content": p.text}]) for p in single_prompts()]
     console = Console(stderr=True)
-
-    def say(number: int, name: str, tokens_per_s: float) -> None:
-        console.print(f"round {number + 1}  {name}: {tokens_per_s:.1f} tokens/s", style="dim")
-
-    report = measure(wanted, prompts, config=config, on_round=say)
+    report = measure(
+        entry.engines,
+        entry.prompts,
+        source=entry.source,
+        config=config,
+        places=entry.places,
+        on_ready=lambda name: console.print(f"{name} is ready", style="dim"),
+        on_round=lambda number, name, rate: _say_round(console, number, name, rate),
+    )
     print_single(console if as_json else Console(), report)
     if as_json:
         _print_json(report.to_json())
+
+
+@bench.command()
+def throughput(
+    concurrency: Annotated[
+        str, typer.Option(help="Requests that run together, separated by commas.")
+    ] = "8,16,32",
+    peers: Peers = "llama-cpp,openvino,vllm",
+    target: Target = None,
+    drafter: Drafter = None,
+    arithmetic: Arithmetic = "bf16,int8",
+    prompts: PromptFileOption = None,
+    peer_python: PeerPython = [],  # noqa: B006 (typer copies it)
+    threads: Annotated[int | None, option(_RACE, "num_threads", "--threads")] = None,
+    rounds: Annotated[int | None, option(_RACE, "rounds")] = None,
+    max_new_tokens: Annotated[
+        int | None, option(_RACE, "max_new_tokens", "--max-new-tokens", "--max-tokens")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Tokens a second of many requests together, here and in other engines, in one run."""
+    from dspark import comparison
+    from dspark.benchmarks.race import RaceConfig
+    from dspark.benchmarks.report import print_throughput
+    from dspark.benchmarks.throughput import measure
+
+    config = RaceConfig(**given(num_threads=threads, rounds=rounds, max_new_tokens=max_new_tokens))
+    sizes = [_whole_number("concurrency", text) for text in _names(concurrency)]
+    entry = comparison.race_entry(
+        target=target,
+        drafter=drafter,
+        arithmetics=_names(arithmetic),
+        peers=_names(peers),
+        pythons=peer_python,
+        prompts=prompts,
+        num_prompts=32,
+    )
+    console = Console(stderr=True)
+    report = measure(
+        entry.engines,
+        entry.prompts,
+        concurrency=sizes,
+        source=entry.source,
+        config=config,
+        places=entry.places,
+        on_ready=lambda name: console.print(f"{name} is ready", style="dim"),
+        on_round=lambda number, name, rate: _say_round(console, number, name, rate),
+    )
+    print_throughput(console if as_json else Console(), report)
+    if as_json:
+        _print_json(report.to_json())
+
+
+@bench.command()
+def exact(
+    data: Annotated[list[Path], typer.Argument(help="Prompt files (JSON lines).")],
+    target: Target = None,
+    drafter: Drafter = None,
+    arithmetic: Arithmetic = "bf16,int8",
+    eager: Eager = False,
+    threads: Threads = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Prompts of each file, from its top.", show_default="all")
+    ] = None,
+    temperatures: Annotated[
+        str, typer.Option(help="Separated by commas; above 0 each prompt has a seed.")
+    ] = "0,1",
+    batches: Annotated[
+        str,
+        typer.Option(
+            help="Requests decoded together, separated by commas; mixed lets them come and go, "
+            "some with fewer drafts."
+        ),
+    ] = "1,4,16,mixed",
+    max_new_tokens: Annotated[int | None, option(_EXACTNESS, "max_new_tokens")] = None,
+    reference_batch: Annotated[int | None, option(_EXACTNESS, "reference_batch")] = None,
+    ignore_eos: IgnoreEos = False,
+    seed: Annotated[int | None, option(_EXACTNESS, "seed")] = None,
+    as_json: Json = False,
+) -> None:
+    """Is every answer with a drafter, token for token, the one of plain decoding?
+
+    Exit code 0 says yes, for every prompt, batch, temperature and arithmetic.
+
+    Example: dspark bench exact gsm8k.jsonl humaneval.jsonl --limit 50
+    """
+    from dspark import assembly
+    from dspark.benchmarks.exactness import ExactnessConfig, measure, report_of
+    from dspark.benchmarks.report import print_exactness
+    from dspark.data.prompts import read_prompts
+
+    config = ExactnessConfig(
+        **given(max_new_tokens=max_new_tokens, reference_batch=reference_batch, seed=seed),
+        temperatures=[_number("temperatures", text) for text in _names(temperatures)],
+        batches=_names(batches),
+        ignore_eos=ignore_eos,
+    )
+    prompts = [
+        prompt.as_chat() for file in data for prompt in read_prompts(file, limit=limit).prompts
+    ]
+    console, runs = Console(stderr=True), []
+    with _progress(console) as progress:
+        for name, llm in assembly.load_arithmetics(
+            _names(arithmetic),
+            target=target,
+            drafter=drafter,
+            is_compiled=not eager,
+            threads=threads,
+            max_requests=16,
+        ):
+            assembly.require_drafter(llm)
+            bars = _Bars(progress)
+            runs += measure(llm, prompts, arithmetic=name, config=config, on_progress=bars.update)
+    report = report_of(runs, num_prompts=len(prompts), config=config)
+    print_exactness(console if as_json else Console(), report)
+    if as_json:
+        _print_json(report.to_json())
+    if not report.identical:
+        raise typer.Exit(1)
+
+
+@bench.command()
+def perplexity(
+    answers: Annotated[list[Path], typer.Argument(help="Answers files of `dspark prepare`.")],
+    target: Target = None,
+    arithmetic: Arithmetic = "fp32,bf16,int8",
+    eager: Eager = False,
+    threads: Threads = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Answers of each file, from its top.", show_default="all")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """How well the target predicts given answers in each arithmetic: what int8 costs in quality.
+
+    What it costs in accepted length says `dspark evaluate` with and without --quantization int8.
+    """
+    from dspark import assembly
+    from dspark.benchmarks.perplexity import measure, report_of
+    from dspark.benchmarks.report import print_perplexity
+    from dspark.data.answers import read_answers
+
+    rows = [answer for file in answers for answer in read_answers(file)[:limit]]
+    console, found = Console(stderr=True), {}
+    with _progress(console) as progress:
+        for name, llm in assembly.load_arithmetics(
+            _names(arithmetic),
+            target=target,
+            drafter="none",
+            is_compiled=not eager,
+            threads=threads,
+        ):
+            update = partial(_Bars(progress).update, name)
+            found[name] = measure(llm.target, rows, on_answer=update)
+    report = report_of(found, num_answers=len(rows))
+    print_perplexity(console if as_json else Console(), report)
+    if as_json:
+        _print_json(report.to_json())
+
+
+@bench.command("peers")
+def install_peers(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="llama-cpp, openvino, vllm.", show_default="all of them"),
+    ] = None,
+) -> None:
+    """Install the other engines, each in an environment of its own with fixed versions.
+
+    llama-cpp is compiled here (minutes); the others are about 2 GB each. `bench single` finds them.
+    """
+    from dspark.benchmarks.peer_setup import PEERS, install
+
+    console = Console(stderr=True)
+    for name in names or list(PEERS):
+        python = install(name, say=lambda text: console.print(text, highlight=False))
+        print(f"{name}: {python}")
 
 
 @bench.command()
@@ -1059,6 +1259,24 @@ def _progress(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
+
+
+def _say_round(console: Console, number: int, name: str, tokens_per_s: float) -> None:
+    console.print(f"round {number + 1}  {name}: {tokens_per_s:.1f} tokens/s", style="dim")
+
+
+def _whole_number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InputError(f"{name} holds {text!r}, but it must hold whole numbers.") from error
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InputError(f"{name} holds {text!r}, but it must hold numbers.") from error
 
 
 def _names(text: str) -> list[str]:

@@ -1,25 +1,17 @@
-"""The engines that `bench single` times, each behind one call: ids in, greedy ids out.
+"""The engines that the comparing commands time: which there are, and in which configurations.
 
-An engine is built inside its own process (`single.Worker`), so heavy imports stand in the functions
-that need them: a peer is an optional dependency. It knows no clock.
+It knows names and settings; `peer_process` knows how each engine is called, `peer_setup` where its
+Python lies, `peer_weights` how its form of the weights is made.
 """
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from dspark.benchmarks.gguf_weights import weights_as
-from dspark.core import SamplingParams
-from dspark.errors import InputError, ModelError
-from dspark.llm import LLM
-from dspark.models import embedded, gguf, target
-
-Generate = Callable[[Sequence[int], int], Sequence[int]]
-"""Prompt ids and a count to exactly that many greedy ids; end-of-text tokens do not stop it."""
+from dspark.benchmarks.arithmetic import Arithmetic, arithmetics_of
+from dspark.errors import InputError
+from dspark.llm import shipped_drafter
+from dspark.models import embedded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,196 +19,142 @@ class Engine:
     """One engine in one configuration."""
 
     name: str
-    package: str
-    """The distribution whose version is reported."""
-    install: str
-    """The command that installs it."""
+    """Its family, then what is special; the family's plain name comes first in the report."""
+    family: str
+    """dspark or one of `FAMILIES`: the adaptor in `peer_process`, and the environment."""
     config: Mapping[str, str]
-    fallback: Mapping[str, str] | None = None
-    """Settings to add if the engine dies before its first answer; the report shows them."""
+    """What the report says of it."""
+    weights: str
+    """The form of the target that it reads, for `peer_weights.model_path`."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What its adaptor reads besides the model and the sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ours:
-    """The configuration of dspark that is compared."""
+    """The configurations of dspark that are compared: each arithmetic, plain and drafted."""
 
     target: str = embedded.DEFAULT_TARGET
     """Directory, hub name, GGUF file or embedded name."""
     drafter: str = "auto"
-    dtype: str = "auto"
-    quantization: str | None = None
+    """Directory, auto for the shipped one, none for plain decoding alone."""
+    arithmetics: Sequence[str] = ("bf16", "int8")
+    """Any of bf16, fp32 and int8."""
     compile: bool = True
-    """Compile the layers: a slower start, a quicker step."""
+    """Compile layers that do not fit the fused one: a slower start, a quicker step."""
 
 
-PEERS = ("transformers", "llama-cpp", "vllm")
-"""What `--peers` may name."""
+FAMILIES = ("transformers", "llama-cpp", "openvino", "vllm")
+"""What `--peers` may name; it may name one configuration as well."""
+
+LOOKUP_TOKENS = 5
+"""Tokens that prompt lookup proposes in a round, wherever a peer has it."""
 
 
-def engines(ours: Ours, peers: Sequence[str], *, gguf_kinds: Sequence[str]) -> list[Engine]:
-    """dspark plain and speculative, then each peer; llama.cpp once for each kind of weights."""
-    config = {
-        "target": ours.target,
-        "dtype": ours.dtype,
-        "quantization": ours.quantization or "none",
-        "compile": str(ours.compile).lower(),
-    }
+# where a processor has matrix units for bf16, OpenVINO's default turns 8-bit weights into bf16 for
+# every product; 8-bit products are up to 1.5 times as fast for one request
+_QUANTIZED = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "64"}
+# its bf16 products of fp16 weights divide by zero on some virtual machines with matrix units
+_SINGLE_PRECISION = {"INFERENCE_PRECISION_HINT": "f32"}
+
+
+def peer_engines() -> list[Engine]:
+    """Every configuration of every peer: the fastest ones of each at this size of model."""
+    lookup = {"prompt lookup": f"{LOOKUP_TOKENS} tokens"}
     found = [
         Engine(
-            name="dspark",
-            package="dspark",
-            install="make setup",
-            config={**config, "drafter": ours.drafter},
+            name="transformers",
+            family="transformers",
+            config={"dtype": "bf16"},
+            weights="directory",
         ),
         Engine(
-            name="dspark-plain",
-            package="dspark",
-            install="make setup",
-            config={**config, "drafter": "none"},
+            name="transformers-lookup",
+            family="transformers",
+            config={"dtype": "bf16", **lookup},
+            weights="directory",
+            settings={"lookup": LOOKUP_TOKENS},
         ),
     ]
-    for peer in peers:
-        match peer:
-            case "transformers":
-                found.append(_peer(peer, "transformers", ours, {"dtype": "bf16"}))
-            case "vllm":
-                found.append(_peer(peer, "vllm", ours, {"dtype": "bf16"}))
-            case "llama-cpp":
-                for kind in gguf_kinds:
-                    name = "llama-cpp" if kind == "bf16" else f"llama-cpp-{kind}"
-                    engine = _peer(name, "llama-cpp-python", ours, {"weights": kind})
-                    # its products of 8 and 4 bits for AMX crash on some virtual machines
-                    found.append(replace(engine, fallback={"repacking": "off"}))
-            case _:
-                raise InputError(f"peers holds {peer!r}, but it may name {', '.join(PEERS)}.")
+    found += [
+        Engine(
+            name=f"llama-cpp-{kind}",
+            family="llama-cpp",
+            config={"weights": kind},
+            weights=f"gguf-{kind}",
+        )
+        for kind in ("q4_0", "shipped", "q8_0", "bf16")
+    ]
+    return [
+        *found,
+        _openvino("int8", "int8", _QUANTIZED),
+        _openvino("int8-default", "int8", {}),
+        _openvino("int4", "int4", _QUANTIZED),
+        _openvino("fp16", "fp16", _SINGLE_PRECISION),
+        _openvino("int8-lookup", "int8", _QUANTIZED, lookup=LOOKUP_TOKENS),
+        Engine(name="vllm", family="vllm", config={"dtype": "bf16"}, weights="directory"),
+        Engine(
+            name="vllm-ngram",
+            family="vllm",
+            config={"dtype": "bf16", **lookup},
+            weights="directory",
+            settings={"lookup": LOOKUP_TOKENS},
+        ),
+    ]
+
+
+def _openvino(
+    name: str, kind: str, options: Mapping[str, str], *, lookup: int | None = None
+) -> Engine:
+    config = {"weights": kind, **({} if options else {"arithmetic": "its default"}), **options}
+    return Engine(
+        name=f"openvino-{name}",
+        family="openvino",
+        config=config if lookup is None else {**config, "prompt lookup": f"{lookup} tokens"},
+        weights=f"openvino-{kind}",
+        settings={"options": options, "lookup": lookup},
+    )
+
+
+def chosen_peers(names: Sequence[str]) -> list[Engine]:
+    """The engines that `names` mean: families with all their configurations, or single ones."""
+    known = peer_engines()
+    found: list[Engine] = []
+    for name in names:
+        meant = [engine for engine in known if name in (engine.family, engine.name)]
+        if name not in FAMILIES:  # a family may be called like its plain configuration
+            meant = [engine for engine in known if engine.name == name]
+        if not meant:
+            single = ", ".join(engine.name for engine in known)
+            raise InputError(
+                f"peers holds {name!r}, but it may name {', '.join(FAMILIES)}, or single "
+                f"configurations ({single})."
+            )
+        found += [engine for engine in meant if engine not in found]
     return found
 
 
-def _peer(name: str, package: str, ours: Ours, config: Mapping[str, str]) -> Engine:
+def our_engines(ours: Ours) -> list[Engine]:
+    """dspark in each arithmetic: drafted, if there is a drafter, and plain."""
+    has_drafter = ours.drafter != "none" and (
+        ours.drafter != "auto" or shipped_drafter(ours.target) is not None
+    )
+    names = [*(["dspark"] if has_drafter else []), "dspark-plain"]
+    arithmetics = arithmetics_of(ours.arithmetics)
+    return [_ours(ours, name, arithmetic) for name in names for arithmetic in arithmetics]
+
+
+def _ours(ours: Ours, name: str, arithmetic: Arithmetic) -> Engine:
+    drafter = "none" if name == "dspark-plain" else ours.drafter
     return Engine(
-        name=name,
-        package=package,
-        install=f"pip install {package}",
-        config={"target": ours.target, **config},
+        name=f"{name}-{arithmetic.name}",
+        family="dspark",
+        config={"arithmetic": arithmetic.name, "drafter": drafter},
+        weights="source",
+        settings={
+            "drafter": None if drafter == "none" else drafter,
+            "dtype": arithmetic.dtype,
+            "quantization": arithmetic.quantization,
+            "compile": ours.compile,
+        },
     )
-
-
-def build(engine: Engine, *, num_threads: int) -> Generate:
-    """Load the engine in this process with so many threads."""
-    match engine.package:
-        case "dspark":
-            return _dspark(engine.config)
-        case "transformers":
-            return _transformers(engine.config)
-        case "llama-cpp-python":
-            return _llama_cpp(engine.config, num_threads=num_threads)
-        case "vllm":
-            return _vllm(engine.config, num_threads=num_threads)
-        case _:
-            raise AssertionError(engine.package)
-
-
-def _dspark(config: Mapping[str, str]) -> Generate:
-    drafter = None if config["drafter"] == "none" else config["drafter"]
-    quantization = None if config["quantization"] == "none" else config["quantization"]
-    llm = LLM.load(
-        config["target"],
-        drafter=drafter,
-        dtype=config["dtype"],
-        quantization=quantization,
-        compile=config["compile"] == "true",
-    )
-
-    if drafter is not None and llm.drafter is None:
-        raise ModelError(
-            f"no drafter is shipped for target {config['target']!r}; give one with --drafter."
-        )
-
-    def generate(prompt_ids: Sequence[int], num_tokens: int) -> Sequence[int]:
-        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-        return llm.generate([prompt_ids], params, speculation=drafter is not None)[0].token_ids
-
-    return generate
-
-
-def _transformers(config: Mapping[str, str]) -> Generate:
-    from transformers import AutoModelForCausalLM, GenerationConfig
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    folder = target.resolve_source(config["target"])
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    # the model's own settings may hold penalties and an end-of-text token
-    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
-
-    @torch.inference_mode()
-    def generate(prompt_ids: Sequence[int], num_tokens: int) -> Sequence[int]:
-        ids = torch.tensor([list(prompt_ids)])
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens)
-        new_ids: list[int] = output[0, len(prompt_ids) :].tolist()
-        return new_ids
-
-    return generate
-
-
-def _llama_cpp(config: Mapping[str, str], *, num_threads: int) -> Generate:
-    import llama_cpp
-
-    path = _gguf_file(config["target"], config["weights"])
-    if config.get("repacking") == "off":
-        _switch_repacking_off(llama_cpp)
-    model = llama_cpp.Llama(
-        str(path),
-        n_ctx=2048,
-        n_threads=num_threads,
-        n_threads_batch=num_threads,
-        verbose=False,
-    )
-
-    def generate(prompt_ids: Sequence[int], num_tokens: int) -> Sequence[int]:
-        model.reset()
-        stream = model.generate(list(prompt_ids), temp=0.0, reset=False)
-        return [int(next(stream)) for _ in range(num_tokens)]
-
-    return generate
-
-
-def _switch_repacking_off(library: Any) -> None:
-    # the binding has no argument for it; this process runs nothing else
-    defaults = library.llama_cpp.llama_model_default_params
-
-    def without_extra_buffers() -> Any:
-        params = defaults()
-        params.use_extra_bufts = False
-        return params
-
-    library.llama_cpp.llama_model_default_params = without_extra_buffers
-
-
-def _gguf_file(source: str, weights: str) -> Path:
-    path = embedded.embedded_gguf(source) if embedded.is_embedded(source) else Path(source)
-    if path.suffix != ".gguf":
-        raise ModelError(
-            f"llama.cpp reads GGUF files and the target is {source}; give a .gguf file as target."
-        )
-    if weights == "shipped":
-        return path
-    return weights_as(path, weights, cache=gguf.default_cache() / "peers")
-
-
-def _vllm(config: Mapping[str, str], *, num_threads: int) -> Generate:
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{num_threads - 1}"
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm import LLM as VLLM
-    from vllm import SamplingParams as VLLMParams
-
-    folder = target.resolve_source(config["target"])
-    model: Any = VLLM(model=folder, dtype="bfloat16", max_model_len=2048)
-
-    def generate(prompt_ids: Sequence[int], num_tokens: int) -> Sequence[int]:
-        params = VLLMParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-        outputs = model.generate({"prompt_token_ids": list(prompt_ids)}, params, use_tqdm=False)
-        new_ids: list[int] = list(outputs[0].outputs[0].token_ids)
-        return new_ids
-
-    return generate

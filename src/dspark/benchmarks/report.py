@@ -4,7 +4,7 @@ It decides nothing about how answers are made.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,8 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dspark.benchmarks.demo import DemoReport, PromptReport, Verdict
+from dspark.benchmarks.exactness import ExactnessReport
+from dspark.benchmarks.perplexity import PerplexityReport
 from dspark.benchmarks.single import SingleReport
 from dspark.benchmarks.step import StepReport
+from dspark.benchmarks.throughput import ThroughputReport
 from dspark.benchmarks.workload import Prompt
 from dspark.core import Origin, SamplingParams
 from dspark.llm import LLM, Piece
@@ -137,23 +140,107 @@ def print_single(console: Console, report: SingleReport) -> None:
         title=f"one user, greedy, prompts of {prompts} tokens, {report.new_tokens} new tokens "
         f"(end of text ignored), {report.num_threads} threads, {report.rounds} rounds"
     )
-    for name in ("engine", "version", "configuration"):
+    for name in ("engine", "version", "config"):
         table.add_column(name)
-    for name in ("tokens/s", "min", "max"):
+    for name in ("median tokens/s", "min", "max"):
         table.add_column(name, justify="right")
     for engine in sorted(report.engines, key=lambda e: -e.tokens_per_s.median):
         speed = engine.tokens_per_s
         table.add_row(
             engine.name,
             engine.version,
-            ", ".join(f"{key} {v}" for key, v in engine.config.items() if key != "target"),
+            _config(engine.config),
             *(f"{value:.1f}" for value in (speed.median, speed.min, speed.max)),
         )
     console.print(report.environment.sentence(), style="dim", highlight=False)
     console.print(table)
+    _print_ratios(console, report.ratios)
+    _print_missing(console, report.missing)
+
+
+def print_throughput(console: Console, report: ThroughputReport) -> None:
+    """Engines with a column for each number of requests, then the ratios and what is missing."""
+    sizes = list(report.ratios)
+    table = Table(
+        title=f"requests together, greedy, prompts of {min(report.prompt_tokens)}-"
+        f"{max(report.prompt_tokens)} tokens, {report.new_tokens} new tokens, "
+        f"{report.num_threads} threads, {report.rounds} rounds; tokens/s of all requests"
+    )
+    for name in ("engine", "version", "config"):
+        table.add_column(name)
+    for size in sizes:
+        table.add_column(size, justify="right")
+    for engine in sorted(report.engines, key=lambda e: -e.tokens_per_s[sizes[-1]].median):
+        speeds = [engine.tokens_per_s[size] for size in sizes]
+        table.add_row(
+            engine.name,
+            engine.version,
+            _config(engine.config),
+            *(f"{speed.median:.1f} ({speed.min:.0f}-{speed.max:.0f})" for speed in speeds),
+        )
+    console.print(report.environment.sentence(), style="dim", highlight=False)
+    console.print(table)
+    for size, ratios in report.ratios.items():
+        console.print(f"{size} requests:", highlight=False)
+        _print_ratios(console, ratios)
+    _print_missing(console, report.missing)
+
+
+def print_exactness(console: Console, report: ExactnessReport) -> None:
+    """A line for each run, then the verdict; a difference with how close the choice was."""
+    table = Table(
+        title=f"answers with a drafter against plain ones, {report.prompts} prompts, at most "
+        f"{report.max_new_tokens} tokens each"
+    )
+    for name in ("arithmetic", "T", "batch", "identical", "tokens", "tau", "seconds"):
+        table.add_column(name, justify="left" if name == "arithmetic" else "right")
+    for run in report.runs:
+        table.add_row(
+            run.arithmetic,
+            f"{run.temperature:g}",
+            run.batch,
+            f"{run.identical}/{run.total}",
+            f"{run.tokens:,}",
+            "-" if run.tau is None else f"{run.tau:.2f}",
+            f"{run.seconds:.0f}",
+        )
+    console.print(report.environment.sentence(), style="dim", highlight=False)
+    console.print(table)
+    for run in report.runs:
+        if run.first_divergence is not None:
+            console.print(
+                f"{run.arithmetic}, T={run.temperature:g}, batch {run.batch}: prompt "
+                f"{run.first_divergence.prompt} {run.first_divergence.divergence.sentence()}"
+            )
+    console.print("every answer is the plain one" if report.identical else "ANSWERS DIFFER")
+
+
+def print_perplexity(console: Console, report: PerplexityReport) -> None:
+    """Each arithmetic, then the ratios."""
+    for name, found in report.arithmetics.items():
+        console.print(
+            f"{name}: perplexity {found.perplexity:.4f} over {found.num_tokens:,} tokens of "
+            f"{report.answers} answers",
+            highlight=False,
+        )
     for name, ratio in report.ratios.items():
-        console.print(f"{name}: x{ratio:.2f}")
-    for name, command in report.missing.items():
+        console.print(f"{name}: x{ratio:.4f}", highlight=False)
+
+
+def _config(config: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in config.items())
+
+
+def _print_ratios(console: Console, ratios: Mapping[str, float]) -> None:
+    """The best of each family over the best of another; the JSON has every pair."""
+    for name, ratio in ratios.items():
+        us, them = name.split("/")
+        if us in ("dspark", "dspark-plain") or them.startswith("dspark-plain"):
+            console.print(f"{name}: x{ratio:.2f}", highlight=False)
+
+
+def _print_missing(console: Console, missing: Mapping[str, str]) -> None:
+    for name, command in missing.items():
         console.print(f"{name}: not installed ({command})", highlight=False)
 
 

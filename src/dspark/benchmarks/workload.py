@@ -44,16 +44,18 @@ _CHAT = (
     "Tell a short story about a lighthouse keeper who finds a message in a bottle.",
 )
 
-_SINGLE = (
-    "I am going to visit a small town by the sea with two friends next month. Please write a long "
-    "and detailed plan for the three days, and say what it costs.",
-    "Write a long story about an old clockmaker who repairs the clock of a town hall and finds a "
-    "letter hidden behind its face. Give all people names.",
-    "Explain in detail how bread is made, from the grain in the field to the loaf on the table, "
-    "and say why each of these steps is needed.",
-    "Write a Python program that keeps a list of books with title, author and year, and lets the "
-    "user add, find and print them. Explain the code.",
+_PLACES = ("by the sea", "in the hills", "on a river", "near the border")
+_TRADES = ("clockmaker", "bookbinder", "gardener", "glassblower")
+_GOODS = (
+    ("bread", "the grain in the field to the loaf"),
+    ("cheese", "the grass in the meadow to the board"),
+    ("paper", "the tree in the forest to the sheet"),
+    ("honey", "the flowers in the meadow to the jar"),
 )
+_ITEMS = ("books", "songs", "plants", "recipes")
+_MONTHS = ("next month", "in the spring")
+_FINDS = ("a letter", "a map")
+_ENDS = ("and say what it costs", "and say what to pack")
 
 
 def demo_prompts(num_prompts: int) -> Sequence[Prompt]:
@@ -75,5 +77,38 @@ def demo_prompts(num_prompts: int) -> Sequence[Prompt]:
 
 
 def single_prompts() -> Sequence[Prompt]:
-    """Requests for long answers; with SmolLM2's chat template each is about 64 tokens."""
-    return [Prompt(domain="chat", text=text) for text in _SINGLE]
+    """Four requests for long answers; with SmolLM2's chat template each is about 64 tokens."""
+    return many_prompts(4)
+
+
+def many_prompts(num_prompts: int) -> Sequence[Prompt]:
+    """Different requests for long answers, of the length of `single_prompts` and beginning with it.
+
+    Raises `InputError` for a number outside of 1..32.
+    """
+    texts = [
+        text
+        for variant in range(2)
+        for number in range(4)
+        for text in _long_requests(number, variant)
+    ]
+    if not 1 <= num_prompts <= len(texts):
+        raise InputError(
+            f"prompts is {num_prompts}, but there are between 1 and {len(texts)} of them."
+        )
+    return [Prompt(domain="chat", text=text) for text in texts[:num_prompts]]
+
+
+def _long_requests(number: int, variant: int) -> Sequence[str]:
+    made, way = _GOODS[number]
+    return (
+        f"I am going to visit a small town {_PLACES[number]} with two friends {_MONTHS[variant]}. "
+        f"Please write a long and detailed plan for the three days, {_ENDS[variant]}.",
+        f"Write a long story about an old {_TRADES[number]} who repairs the house of the mayor and "
+        f"finds {_FINDS[variant]} hidden behind a wall. Give all people names.",
+        f"Explain in detail how {made} is made, from {way} on the table, and say "
+        f"{('why each of these steps is needed', 'how long each of these steps takes')[variant]}.",
+        f"Write a Python program that keeps a list of {_ITEMS[number]} with title, author and "
+        f"{('year', 'price')[variant]}, and lets the user add, find and print them. Explain the "
+        "code.",
+    )
