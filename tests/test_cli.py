@@ -19,6 +19,7 @@ COMMANDS = (
     ("prepare",),
     ("train",),
     ("evaluate",),
+    ("split",),
     ("bench",),
     ("bench", "exact"),
     ("bench", "peers"),

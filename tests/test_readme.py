@@ -50,7 +50,7 @@ def commands_in(text: str) -> set[tuple[str, tuple[str, ...]]]:
     """Each `dspark ...` with the long options on its (continued) line, comments cut."""
     joined = text.replace("\\\n", " ")
     found = set()
-    for match in re.finditer(r"\bdspark ((?:bench )?[a-z]+)\b([^`\n#|]*)", joined):
+    for match in re.finditer(r"\b(?:dspark|DSPARK) ((?:bench )?[a-z]+)\b([^`\n#|]*)", joined):
         found.add((match[1], tuple(re.findall(r"--[a-z][\w-]*", match[2]))))
     return found
 
@@ -60,7 +60,7 @@ def options_of(command: str) -> set[str]:
     current = typer.main.get_command(app)
     for word in command.split():
         current = current.commands[word]  # type: ignore[attr-defined]
-    return {name for parameter in current.params for name in parameter.opts}
+    return {name for p in current.params for name in (*p.opts, *p.secondary_opts)}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -77,7 +77,9 @@ def test_the_tree_of_the_readme_exists() -> None:
     assert [path for path in sorted(tree) if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("page", [*PAGES[:2], "runs/smollm2.sh"])
+@pytest.mark.parametrize(
+    "page", [*PAGES[:2], *(f"runs/{p.name}" for p in sorted((ROOT / "runs").glob("*.sh")))]
+)
 def test_every_command_and_option_named_exists(page: str) -> None:
     """UC-164."""
     commands = commands_in(text_of(page))

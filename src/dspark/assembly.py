@@ -22,7 +22,7 @@ from dspark.data.prompt_rows import stem_of
 from dspark.data.prompts import read_prompts, with_system
 from dspark.engine.cycle import CycleConfig
 from dspark.errors import InputError, ModelError
-from dspark.llm import LLM, shipped_drafter
+from dspark.llm import LLM, resolve_device, shipped_drafter
 from dspark.models.checkpoint import read_provenance
 from dspark.models.drafter import Drafter
 from dspark.models.embedded import DEFAULT_TARGET
@@ -92,11 +92,15 @@ def load_target(
     is_packed: bool = True,
     threads: int | None = None,
 ) -> Target:
-    """The target alone; training reads its plain weights, so it is not packed there."""
+    """The target alone; training reads its plain weights, so it is not packed there.
+
+    Packed weights are a form for the CPU; plain ones lie on a GPU where there is one.
+    """
     set_threads(threads)
     return Target.load(
         DEFAULT_TARGET if target is None else target,
         dtype=resolve_dtype("auto" if dtype is None else dtype),
+        device=torch.device("cpu") if is_packed else resolve_device("auto"),
         compile=is_compiled,
         quantization=quantization,
         packed=is_packed,

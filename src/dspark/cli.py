@@ -425,6 +425,10 @@ def prepare(
     limit: Annotated[
         int | None, typer.Option(help="Prompts of each file, from its top.", show_default="all")
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Ask nothing new after so many minutes.", show_default="no limit"),
+    ] = None,
     first_turn: Annotated[
         bool, typer.Option("--first-turn", help="Answer the first turn of a conversation only.")
     ] = False,
@@ -516,6 +520,7 @@ def prepare(
             files.prompts,
             out,
             answering=answering,
+            minutes=minutes,
             on_answer=lambda done, total: bars.update("answers", done, total),
         )
     for line in session.remarks_on(report, answering, files.prompts, out):
@@ -870,6 +875,18 @@ def evaluate(
         _print_json(report.to_json())
     if results is None:
         journal.path.unlink()
+
+
+@app.command()
+def split(
+    folder: Annotated[Path, typer.Argument(help="Directory of a drafter.")],
+    megabytes: Annotated[float, typer.Option(help="Of each file of weights, at most.")] = 16.0,
+) -> None:
+    """Store a drafter's weights in files of a limited size, for places that take no large ones."""
+    from dspark.models.shards import split_weights
+
+    sizes = split_weights(folder, max_bytes=int(megabytes * 1e6))
+    print(f"{folder}: {len(sizes)} files of weights, the largest {max(sizes) / 1e6:.1f} MB")
 
 
 @bench.command()

@@ -181,7 +181,7 @@ class LLM:
         Raises `ModelError` for what is missing or does not fit, `InputError` for a thinking mode
         of a template that has none.
         """
-        torch_device = _resolve_device(device)
+        torch_device = resolve_device(device)
         folder = resolve_source(target)
         loaded = Target.load(
             target,
@@ -410,7 +410,8 @@ def shipped_drafter(target: str | Path) -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
-def _resolve_device(device: str) -> torch.device:
+def resolve_device(device: str) -> torch.device:
+    """`cpu`, `cuda`, or `auto`: a GPU where there is one. Raises `InputError` for others."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

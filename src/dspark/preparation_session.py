@@ -3,6 +3,8 @@
 It joins data, tokenizer and engine; the bookkeeping of exactly once is in `data.preparation`.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,15 +227,21 @@ def run(
     out: Path,
     *,
     answering: Answering,
+    minutes: float | None = None,
     on_answer: Callable[[int, int], None] | None = None,
 ) -> PrepareReport:
-    """Answer what `out` does not hold yet; run again after a kill, it goes on."""
+    """Answer what `out` does not hold yet; run again after a kill, it goes on.
+
+    After `minutes` nothing new is asked.
+    """
+    deadline_s = math.inf if minutes is None else time.monotonic() + 60.0 * minutes
     return prepare(
         prompts,
         AnswerFile(out, settings=answering.settings),
         answerer=answering.answerer,
         samplings=answering.settings.samplings,
         on_answer=on_answer,
+        may_go_on=lambda: time.monotonic() < deadline_s,
     )
 
 

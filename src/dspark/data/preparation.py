@@ -74,12 +74,13 @@ def prepare(
     answerer: Answerer,
     samplings: Sequence[Sampling],
     on_answer: Callable[[int, int], None] | None = None,
+    may_go_on: Callable[[], bool] = lambda: True,
 ) -> PrepareReport:
     """Answer each turn exactly once, appending to `file`; run again, it goes on (any kill).
 
     Prompt number i uses `samplings[i % len(samplings)]`, whatever was done before. A turn that
     fails ends its conversation and nothing else. `on_answer(turns done, turns in all)` hears of
-    progress.
+    progress. Once `may_go_on()` says no, nothing new is asked; what is in flight still ends.
     """
     if not samplings:
         raise InputError("samplings is empty, but at least one temperature is needed.")
@@ -99,7 +100,11 @@ def prepare(
     )
     failures: list[tuple[str, str]] = []
     num_tokens = num_truncated = 0
-    for turn, outcome in answerer(lambda: waiting.popleft() if waiting else None):
+
+    def take() -> Turn | None:
+        return waiting.popleft() if waiting and may_go_on() else None
+
+    for turn, outcome in answerer(take):
         if isinstance(outcome, Failure):
             failures.append((turn.id, outcome.reason))
             continue

@@ -1,0 +1,54 @@
+"""The scripts in runs/: one runs whole at toy size, all of them parse and name real options."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dspark.data.answers import read_answers
+from dspark.llm import LLM
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted((ROOT / "runs").glob("*.sh"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_every_script_parses_and_can_be_started(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    bare = subprocess.run(["bash", script], capture_output=True, text=True)
+    assert bare.returncode != 0  # it says which argument is missing, and does nothing
+    assert "line" in bare.stderr
+
+
+@pytest.mark.slow
+def test_the_gpu_script_leaves_a_drafter_within_its_minutes(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """At toy size on a CPU: answers, training, files of at most 16 MB; and it goes on."""
+    prompts, folder = tmp_path / "prompts.jsonl", tmp_path / "out"
+    rows = [{"id": f"p{n}", "turns": [f"say {n}"]} for n in range(12)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    environment = {
+        **os.environ,
+        "DSPARK": f"{sys.executable} -m dspark",
+        "PYTHONPATH": str(ROOT / "src"),
+        "TARGET": str(model_dir),
+        "RECIPE": "",
+        "PREPARE": "--dtype fp32 --eager --max-new-tokens 12 --concurrency 4",
+        "TRAIN": "--dtype fp32 --eager --num-layers 1 --block-size 2 --markov-rank 4 "
+        "--draft-vocab-size 64 --num-held-out 2 --answers-per-step 2 --validate-every 2",
+    }
+    command = ["bash", ROOT / "runs/smollm2_gpu.sh", prompts, "0.02", folder]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "files of weights" in done.stdout
+    answers = read_answers(folder / "answers.jsonl")
+    assert len({answer.id for answer in answers}) == len(answers) > 4
+    for file in (folder / "drafter").iterdir():
+        assert file.stat().st_size <= 16_000_000
+    llm = LLM.load(model_dir, drafter=folder / "drafter", dtype="fp32", compile=False)
+    assert llm.block_size == 2
