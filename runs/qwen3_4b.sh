@@ -17,6 +17,10 @@ target=Qwen/Qwen3-4B
 make setup
 mkdir -p "$folder"
 
+# What it will need: memory, disk and hours at this machine's speed, for 1.3 million answers.
+.venv/bin/dspark train --dry-run --target "$target" --recipe qwen3-4b --steps 26400 \
+    --num-answers 1300000 --prompt-tokens 200 --answer-tokens 700
+
 # Non-thinking mode and the model card's sampling; recorded, and used again by evaluate.
 servers=()
 for url in ${ENDPOINTS:-}; do servers+=(--endpoint "$url"); done

@@ -98,6 +98,25 @@ def test_a_held_out_prompt_is_held_out_with_all_its_answers():
     assert not prompts & {tuple(a.prompt_token_ids) for a in train}
 
 
+def test_all_turns_of_a_conversation_stay_on_one_side():
+    first = random_answers(8, vocab_size=VOCAB)
+    later = [
+        replace(
+            a,
+            id=f"{a.id}/2",
+            conversation=a.id,
+            turn=1,
+            prompt_token_ids=[*a.prompt_token_ids, *a.token_ids, 3],
+        )
+        for a in first
+    ]
+    for seed in range(4):
+        train, held_out = split_held_out([*first, *later], num_prompts=3, seed=seed)
+        assert (len(train), len(held_out)) == (10, 6)
+        kept = {a.conversation_id for a in train}
+        assert not kept & {a.conversation_id for a in held_out}
+
+
 def test_more_answers_leave_a_held_out_prompt_where_it_is_or_replace_it():
     answers = random_answers(30, vocab_size=VOCAB)
     _, few = split_held_out(answers[:20], num_prompts=4, seed=0)

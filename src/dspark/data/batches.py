@@ -225,13 +225,14 @@ def split_held_out(
 ) -> tuple[list[Answer], list[Answer]]:
     """Answers to train on, and all answers of `num_prompts` prompts, chosen by their hash.
 
+    A conversation stays on one side: later turns go with its first prompt.
+
     Adding answers later moves a prompt from one side to the other only where its hash is among
     the smallest, so held-out figures stay comparable.
     """
-    ranks = [
-        hashlib.sha256(f"{seed}:{list(answer.prompt_token_ids)}".encode()).hexdigest()
-        for answer in answers
-    ]
+    first_prompt = {a.conversation_id: a.prompt_token_ids for a in answers if a.turn == 0}
+    prompts = [first_prompt.get(a.conversation_id, a.prompt_token_ids) for a in answers]
+    ranks = [hashlib.sha256(f"{seed}:{list(ids)}".encode()).hexdigest() for ids in prompts]
     distinct = sorted(set(ranks))
     if answers and num_prompts >= len(distinct):
         raise InputError(
