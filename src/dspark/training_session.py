@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dspark.data.answers import Answer, AnswerSettings, join_turns, read_answers
-from dspark.data.batches import AnswerBatches, BatchConfig
+from dspark.data.batches import AnswerBatches, BatchConfig, split_held_out, usable
 from dspark.data.cache_fill import Filling, fill_cache
 from dspark.data.hidden_states import OnlineStates, StatesSource
 from dspark.data.on_policy import OnPolicyBatches
@@ -156,6 +156,8 @@ def train(
     start = None if run.init_from is None else _starting_drafter(run.init_from, target, tokenizer)
     taps = start.config.target_layer_ids if start is not None else None
     taps = recipe.taps(target.spec.num_layers) if taps is None else taps
+    # a mistake in the amounts is told before the target runs for hours
+    split_held_out(usable(answers), num_prompts=recipe.num_held_out, seed=recipe.seed)
     format = cache_format(target, tokenizer, taps=taps, dtype=run.states.cache_dtype)
     source: StatesSource
     if worker is not None:

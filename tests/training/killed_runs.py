@@ -5,7 +5,6 @@ every machine.
 """
 
 import json
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -100,14 +99,3 @@ def train(folder: Path, die_at: int | None) -> None:
         on_step=on_step,
     ).run()
     (folder / "events").write_text(str(events.count))
-
-
-def in_child(run: Callable[[Path, int | None], None], folder: Path, die_at: int | None) -> int:
-    """Exit code of a process that runs it: -9 if it was killed."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    child = context.Process(target=run, args=(folder, die_at))
-    child.start()
-    child.join()
-    assert child.exitcode is not None
-    return child.exitcode

@@ -1,7 +1,5 @@
 import json
-import subprocess
-import sys
-from pathlib import Path
+import socket
 from typing import Any
 
 import pytest
@@ -10,19 +8,18 @@ import torch
 from dspark.errors import InputError
 from dspark.training.ranks import launched
 from tests.data.toy_answers import answer, random_answers
-from tests.training.two_processes import run_toy
-
-ROOT = Path(__file__).parents[2]
+from tests.training.children import exit_codes
+from tests.training.two_processes import as_rank, run_toy
 
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two gloo processes found, started once for all tests here."""
     folder = tmp_path_factory.mktemp("two")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", "29517", "-m", "tests.training.two_processes", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert exit_codes(as_rank, [(folder, rank, 2, port) for rank in range(2)]) == [0, 0]
     results: dict[str, Any] = json.loads((folder / "results.json").read_text())
     return results
 

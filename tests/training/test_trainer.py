@@ -364,7 +364,7 @@ def test_a_block_of_sixteen_slots_learnt_by_heart_is_accepted_whole(tmp_path: Pa
             block_size=16,
             answers_per_step=1,
         ),
-        config=config(steps=150, validate_every=150, checkpoint_every=150),
+        config=config(steps=110, validate_every=110, checkpoint_every=110),
         folder=tmp_path,
         target_head=log_sum_exp_of(target),
     )

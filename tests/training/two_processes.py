@@ -1,4 +1,4 @@
-"""One of several processes that train the toy drafter together; started by `torchrun`.
+"""One of several processes that train the toy drafter together, told apart as torchrun does it.
 
     torchrun --nproc-per-node 2 -m tests.training.two_processes FOLDER
 
@@ -6,6 +6,7 @@ The first rank writes what it saw to FOLDER/results.json.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,17 @@ def main(folder: Path) -> None:
         results["remote"] = remote_and_online(many, rank=group.rank)
         if group.rank == 0:
             (folder / "results.json").write_text(json.dumps(results))
+
+
+def as_rank(folder: Path, rank: int, size: int, port: int) -> None:
+    """What torchrun would have done before `main`."""
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    main(folder)
 
 
 if __name__ == "__main__":
