@@ -124,6 +124,7 @@ _STEP = "benchmarks.step.StepConfig"
 _TRAIN_BENCH = "benchmarks.training.TrainBenchConfig"
 _EXACTNESS = "benchmarks.exactness.ExactnessConfig"
 _RACE = "benchmarks.race.RaceConfig"
+_CYCLE = "benchmarks.cycle.CycleBenchConfig"
 _RECIPE = "recipes.Recipe"
 _ENDPOINT = "data.endpoints.EndpointConfig"
 _STATES = "training_session.StatesConfig"
@@ -1154,6 +1155,34 @@ def step(
 
     report = measure(loaded, quantization=quantization, config=config, plain=plain, on_size=say)
     print_step(console if as_json else Console(), report)
+    if as_json:
+        _print_json(report.to_json())
+
+
+@bench.command()
+def cycle(
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
+    threads: Threads = None,
+    steps: Annotated[int | None, option(_CYCLE, "steps")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which part of a step is bookkeeping, for 1, 16 and 64 requests, with drafting and without."""
+    from dspark import assembly
+    from dspark.benchmarks.cycle import CycleBenchConfig, measure
+    from dspark.benchmarks.report import print_cycle
+
+    config = CycleBenchConfig(**given(steps=steps))
+    console = Console(stderr=True)
+    with console.status("loading the models"):
+        llm = assembly.load_llm(
+            target=target, drafter=drafter, dtype=dtype, quantization=quantization, threads=threads
+        )
+    with console.status("taking steps"):
+        report = measure(llm.target, drafter=llm.drafter, quantization=quantization, config=config)
+    print_cycle(console if as_json else Console(), report)
     if as_json:
         _print_json(report.to_json())
 

@@ -1,22 +1,26 @@
 """`dspark bench cycle`: which part of a step is spent outside the operators, in Python.
 
-Two runs of the same requests: one with nothing but a clock around each step, one in which every
-operator is timed on its own. What the steps of the first take beyond the operators of the second
-is bookkeeping. It decides nothing about how steps are made.
+Two engines take the same steps in turn: one with nothing but a clock around a step, one in which
+every operator is timed on its own. What a step of the first takes beyond the operators of the
+second is bookkeeping. It decides nothing about how steps are made.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Self
+from unittest.mock import patch
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from dspark.benchmarks.environment import Environment, dtype_name
 from dspark.core import Request, SamplingParams
 from dspark.engine.cycle import Cycle, CycleConfig
+from dspark.engine.draft_source import DraftSource, block_size_of
 from dspark.errors import InputError
-from dspark.models.drafter import Drafter
+from dspark.kernels.stack import FusedStack
 from dspark.models.target import Target
 
 
@@ -47,7 +51,7 @@ class CycleBenchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleRow:
-    """Means over the timed steps of one number of requests."""
+    """The timed steps of one number of requests: medians, but for the means of operators."""
 
     num_requests: int
     is_drafting: bool
@@ -58,7 +62,7 @@ class CycleRow:
     num_calls: float
     """Operator calls a step."""
     outside_share: float
-    """1 - operators / step: bookkeeping, Python, calling."""
+    """What a step takes beyond its operators: bookkeeping, Python, calling."""
 
     @property
     def outside_ms(self) -> float:
@@ -83,7 +87,7 @@ class CycleReport:
 def measure(
     target: Target,
     *,
-    drafter: Drafter | None,
+    drafter: DraftSource | None,
     quantization: str | None,
     config: CycleBenchConfig,
     on_row: Callable[[CycleRow], None] | None = None,
@@ -114,45 +118,75 @@ class _OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
+        return self._timed(str(func.overloadpacket), partial(func, *args, **(kwargs or {})))
+
+    def __enter__(self) -> Self:
+        # a stack is a method of a C++ object, which PyTorch's dispatcher does not see
+        run = FusedStack.run
+        self._watched = patch.object(
+            FusedStack,
+            "run",
+            lambda stack, *args, **rest: self._timed(
+                "dspark.stack", partial(self._unseen, run, stack, *args, **rest)
+            ),
+        )
+        self._watched.start()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._watched.stop()
+
+    def _timed(self, name: str, call: Callable[[], object]) -> object:
         started = time.perf_counter()
-        result = func(*args, **(kwargs or {}))
+        result = call()
         passed = time.perf_counter() - started
-        name = str(func.overloadpacket)
         self.seconds[name] = self.seconds.get(name, 0.0) + passed
         self.num_calls += 1
         return result
 
+    @staticmethod
+    def _unseen(call: Callable[..., object], *args: object, **rest: object) -> object:
+        with _disable_current_modes():
+            return call(*args, **rest)
+
 
 def _measure_row(
-    target: Target, drafter: Drafter | None, num_requests: int, config: CycleBenchConfig
+    target: Target, drafter: DraftSource | None, num_requests: int, config: CycleBenchConfig
 ) -> CycleRow:
-    cycle = _filled_cycle(target, drafter, num_requests, config)
-    num_tokens, started = 0, time.perf_counter()
+    """Two cycles in lockstep, so that what else the machine does falls on both."""
+    plain = _filled_cycle(target, drafter, num_requests, config)
+    watched = _filled_cycle(target, drafter, num_requests, config)
+    clock = _OperatorClock()
+    num_tokens, steps_s, outside_s = 0, [], []
     for _ in range(config.steps):
-        num_tokens += sum(len(item.token_ids) for item in cycle.step().rounds)
-    step_s = (time.perf_counter() - started) / config.steps
-    again = _filled_cycle(target, drafter, num_requests, config)
-    with _OperatorClock() as clock:
-        for _ in range(config.steps):
-            again.step()
+        started = time.perf_counter()
+        result = plain.step()
+        steps_s.append(time.perf_counter() - started)
+        num_tokens += sum(len(item.token_ids) for item in result.rounds)
+        before = sum(clock.seconds.values())
+        with clock:
+            watched.step()
+        outside_s.append(steps_s[-1] - (sum(clock.seconds.values()) - before))
     ranked = sorted(clock.seconds.items(), key=lambda item: -item[1])
-    operators_ms = {name: 1e3 * seconds / config.steps for name, seconds in ranked}
+    step_s = statistics.median(steps_s)
     return CycleRow(
         num_requests=num_requests,
         is_drafting=drafter is not None,
         tokens_per_step=num_tokens / config.steps,
         step_ms=1e3 * step_s,
-        operators_ms=operators_ms,
+        operators_ms={name: 1e3 * seconds / config.steps for name, seconds in ranked},
         num_calls=clock.num_calls / config.steps,
-        outside_share=1.0 - sum(operators_ms.values()) / (1e3 * step_s),
+        outside_share=statistics.median(outside_s) / step_s,
     )
 
 
 def _filled_cycle(
-    target: Target, drafter: Drafter | None, num_requests: int, config: CycleBenchConfig
+    target: Target, drafter: DraftSource | None, num_requests: int, config: CycleBenchConfig
 ) -> Cycle:
     """A cycle whose requests have all read their prompts and decoded for a few steps."""
-    block_size = 0 if drafter is None else drafter.config.block_size
+    block_size = block_size_of(drafter)
     max_tokens = (block_size + 1) * (config.steps + config.warmup) + 2
     length = config.prompt_tokens + max_tokens + block_size
     if length > target.spec.max_positions:

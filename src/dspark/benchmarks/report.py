@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dspark.benchmarks.cycle import CycleReport
 from dspark.benchmarks.demo import DemoReport, PromptReport, Verdict
 from dspark.benchmarks.exactness import ExactnessReport
 from dspark.benchmarks.perplexity import PerplexityReport
@@ -270,6 +271,26 @@ def print_step(console: Console, report: StepReport) -> None:
     if report.prefill_ms:
         paths = ", ".join(f"{name} {ms:.0f}" for name, ms in report.prefill_ms.items())
         console.print(f"prefill of {report.prefill} tokens, ms: {paths}")
+
+
+def print_cycle(console: Console, report: CycleReport) -> None:
+    """Steps by number of requests: their length, and what of it is no operator."""
+    table = Table(title=f"one step, {report.dtype}, quantization {report.quantization or 'none'}")
+    for name in ("requests", "drafting", "tokens", "step, ms", "outside, ms", "share", "calls"):
+        table.add_column(name, justify="right")
+    for row in report.rows:
+        table.add_row(
+            str(row.num_requests),
+            "yes" if row.is_drafting else "no",
+            f"{row.tokens_per_step:.1f}",
+            f"{row.step_ms:.2f}",
+            f"{row.outside_ms:.2f}",
+            f"{100 * row.outside_share:.1f}%",
+            f"{row.num_calls:.0f}",
+        )
+    console.print(report.environment.sentence(), style="dim", highlight=False)
+    console.print(table)
+    console.print("outside: what a step takes beyond its operators, all Python among it")
 
 
 def stream_answer(

@@ -6,6 +6,7 @@ Where the drafter is packed, operators feed its context and walk a block for pla
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from dspark.algorithms.acceptance import draw_draft
 from dspark.algorithms.noise import RoundNoise
 from dspark.algorithms.sampling import RowContext, process_logits
-from dspark.core import DraftBlock
+from dspark.core import AttentionLayout, DraftBlock
 from dspark.engine.batch import Run, layout_of
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest, round_table
@@ -22,9 +23,10 @@ from dspark.kernels import selection
 from dspark.kernels.attention import attention
 from dspark.kernels.draft import feed_context, walk
 from dspark.kernels.rounds import DrawKind
+from dspark.kernels.stack import FusedStack
 from dspark.models.attention import KVPages, LayerShape
 from dspark.models.drafter import Drafter
-from dspark.models.drafter_kernels import context_weights, walk_weights
+from dspark.models.drafter_kernels import backbone_stack, context_weights, walk_weights
 from dspark.models.kinds import vocabulary_of
 from dspark.models.rotary import RotaryTables
 
@@ -52,6 +54,7 @@ class DraftPass:
         self._windows = config.windows
         self._scale = config.head_dim**-0.5
         self._context = context_weights(drafter)
+        self._stack = backbone_stack(drafter)
         self._walk_weights = walk_weights(drafter)
         self._tables = RotaryTables(drafter.angles)
         self._probs = torch.empty(0, device=self.device)  # memory of q, kept from step to step
@@ -116,28 +119,44 @@ class DraftPass:
         anchors_R = torch.tensor([r.tokens[-1] for r in requests], device=self.device)
         runs = [Run(r.slot, len(r.tokens) - 1, self.block_size) for r in requests]
         layout = layout_of(runs, cache, device=self.device, is_two_way=True)
-
-        def attend(layer: int, q_NHE: Tensor, k_NGE: Tensor, v_NGE: Tensor) -> Tensor:
-            return attention(
-                q_NHE,
-                k_NGE,
-                v_NGE,
-                self._pages.keys[layer],
-                self._pages.values[layer],
-                layout.block_tables_RP,
-                layout.query_starts_R1,
-                layout.visible_N,
-                layout.positions_N,
-                layout.slots_N,
-                max_visible=layout.max_visible,
-                scale=self._scale,
-                window=self._windows[layer],
-            )
-
-        hidden_ND = self.drafter.backbone(
-            self.drafter.block_inputs(anchors_R), layout.positions_N, attend
+        x_ND = self.drafter.block_inputs(anchors_R)
+        hidden_ND = (
+            self._stacked(self._stack, x_ND, layout)
+            if self._stack is not None
+            else self.drafter.backbone(x_ND, layout.positions_N, partial(self._attend, layout))
         )
         return hidden_ND.view(len(requests), self.block_size, -1)
+
+    def _stacked(self, stack: FusedStack, x_ND: Tensor, layout: AttentionLayout) -> Tensor:
+        cos_PE, sin_PE = self._tables.up_to(layout.max_visible)
+        hidden_ND, _ = stack.run(
+            x_ND,
+            cos_PE=cos_PE,
+            sin_PE=sin_PE,
+            keys=self._pages.keys,
+            values=self._pages.values,
+            layout=layout,
+        )
+        return hidden_ND
+
+    def _attend(
+        self, layout: AttentionLayout, layer: int, q_NHE: Tensor, k_NGE: Tensor, v_NGE: Tensor
+    ) -> Tensor:
+        return attention(
+            q_NHE,
+            k_NGE,
+            v_NGE,
+            self._pages.keys[layer],
+            self._pages.values[layer],
+            layout.block_tables_RP,
+            layout.query_starts_R1,
+            layout.visible_N,
+            layout.positions_N,
+            layout.slots_N,
+            max_visible=layout.max_visible,
+            scale=self._scale,
+            window=self._windows[layer],
+        )
 
     def _walk_at_once(
         self, requests: Sequence[LiveRequest], hidden_RKD: Tensor

@@ -1,4 +1,4 @@
-"""A packed drafter's weights as the operators of `kernels.draft` take them.
+"""A packed drafter's weights as the operators of `kernels.draft` and `kernels.stack` take them.
 
 Each function answers `None` where an operator does not fit: nothing packed, no C++ path, another
 kind of sequential head. Then the drafter's own modules run.
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from dspark.kernels.draft import ContextWeights, WalkWeights
 from dspark.kernels.linear import PackedLinear
-from dspark.models.drafter import Drafter
+from dspark.kernels.stack import FusedStack, Norm, StackLayer
+from dspark.models.drafter import Drafter, DrafterLayer, RMSNorm
 from dspark.models.heads import SequentialKind
 
 
@@ -29,6 +30,34 @@ def context_weights(drafter: Drafter) -> ContextWeights | None:
         norms=[norm.detach() for norm in norms],
         eps=drafter.config.rms_norm_eps,
     )
+
+
+def backbone_stack(drafter: Drafter) -> FusedStack | None:
+    """All layers and the final norm as one call."""
+    layers = []
+    for layer, window in zip(drafter.decoder_layers(), drafter.config.windows, strict=True):
+        products = _products(layer)
+        if products is None:
+            return None
+        query, keys_values, out, gate_up, down = products
+        attention, config = layer.self_attn, drafter.config
+        layers.append(
+            StackLayer(
+                norm_in=_norm(layer.input_layernorm),
+                norm_mid=_norm(layer.post_attention_layernorm),
+                head_norms=(_norm(attention.q_norm), _norm(attention.k_norm)),
+                heads=[query, keys_values],
+                out=out,
+                gate_up=gate_up,
+                down=down,
+                head_dim=config.head_dim,
+                num_heads=config.num_attention_heads,
+                num_kv_heads=config.num_key_value_heads,
+                scale=config.head_dim**-0.5,
+                window=window,
+            )
+        )
+    return FusedStack(layers, final_norm=_norm(drafter.norm))
 
 
 def walk_weights(drafter: Drafter) -> WalkWeights | None:
@@ -51,6 +80,24 @@ def walk_weights(drafter: Drafter) -> WalkWeights | None:
         w2=w2,
         confidence=_confidence(drafter),
     )
+
+
+def _products(layer: DrafterLayer) -> list[PackedLinear] | None:
+    """q, keys and values, output, gate and up, down; `None` unless all are compiled."""
+    attention, mlp = layer.self_attn, layer.mlp
+    modules: list[object] = [
+        attention.q_proj,
+        attention.kv_proj,
+        attention.o_proj,
+        mlp.gate_up_proj,
+        mlp.down_proj,
+    ]
+    packed = [p for p in modules if isinstance(p, PackedLinear) and p.is_compiled]
+    return packed if len(packed) == len(modules) else None
+
+
+def _norm(norm: RMSNorm) -> Norm:
+    return Norm(norm.weight.detach(), norm.eps)
 
 
 def _confidence(drafter: Drafter) -> Tensor | None:
