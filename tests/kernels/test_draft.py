@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dspark.core import AttentionLayout, Coupling, DraftBlock, Request, SamplingParams
 from dspark.engine.draft_pass import DraftPass
+from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest, round_table
 from dspark.engine.proposer import StepStates
 from dspark.models.drafter import Drafter, DrafterConfig
@@ -205,6 +206,30 @@ def test_the_context_is_fed_as_the_modules_feed_it(
         ):
             assert torch.equal(found, expected)
             assert bool(found.any())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_layers_in_one_call_have_the_bits_of_the_modules(
+    instructions: str, dtype: torch.dtype, quantization: str | None
+) -> None:
+    drafter = packed_drafter(seed=4, vocab_size=40, dtype=dtype, quantization=quantization)
+    requests = live_requests(KINDS[:2], vocab_size=40)
+    cache = KVCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=2, max_positions=32)
+    for live in requests:
+        live.slot = cache.open()
+        cache.reserve(live.slot, 8)
+    hidden = []
+    for uses_stack in (True, False):
+        proposer = draft_pass(drafter)
+        assert proposer._stack is not None
+        if not uses_stack:
+            proposer._stack = None
+        for pages in (*proposer._pages.keys, *proposer._pages.values):
+            pages.copy_(torch.randn(pages.shape, generator=torch.Generator().manual_seed(3)))
+        with torch.inference_mode():
+            hidden.append(proposer._backbone(requests, cache))
+    assert torch.equal(*hidden)
 
 
 def states_of(drafter: Drafter, num_tokens: int, generator: torch.Generator) -> StepStates:

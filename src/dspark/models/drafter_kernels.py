@@ -24,6 +24,8 @@ def context_weights(drafter: Drafter) -> ContextWeights | None:
     if len(packed) != len(projections) or drafter.config.head_dim % 2:
         return None
     key_norms = [attention.k_norm for attention in layers if attention.k_norm is not None]
+    if len(key_norms) != len(layers):
+        return None
     norms = [drafter.hidden_norm.weight, *(norm.weight for norm in key_norms)]
     return ContextWeights(
         projections=packed,
@@ -41,11 +43,14 @@ def backbone_stack(drafter: Drafter) -> FusedStack | None:
             return None
         query, keys_values, out, gate_up, down = products
         attention, config = layer.self_attn, drafter.config
+        head_norms = None
+        if attention.q_norm is not None and attention.k_norm is not None:
+            head_norms = _norm(attention.q_norm), _norm(attention.k_norm)
         layers.append(
             StackLayer(
                 norm_in=_norm(layer.input_layernorm),
                 norm_mid=_norm(layer.post_attention_layernorm),
-                head_norms=(_norm(attention.q_norm), _norm(attention.k_norm)),
+                head_norms=head_norms,
                 heads=[query, keys_values],
                 out=out,
                 gate_up=gate_up,
