@@ -108,9 +108,11 @@ def test_logits_and_taps_equal_plain_transformers(family: str) -> None:
     plain = random_model(config_of(family))
     expected = plain(IDS[None], output_hidden_states=True)
     target = Target.wrap(copy.deepcopy(plain), name=family)
-    output = target.states([IDS], tap_layers=(-1, 0, 2))
+    num_layers = target.spec.num_layers
+    output = target.states([IDS], tap_layers=(-1, 0, 2, num_layers))
     assert relative_error(target.logits(output.hidden_ND), expected.logits[0]) < 1e-4
-    taps = torch.cat([expected.hidden_states[i + 1][0] for i in (-1, 0, 2)], dim=-1)
+    wanted = [expected.hidden_states[i + 1][0] for i in (-1, 0, 2)]
+    taps = torch.cat([*wanted, expected.hidden_states[-1][0]], dim=-1)  # the last one is normed
     assert relative_error(output.taps_NM, taps) < 1e-4
 
 
@@ -283,13 +285,14 @@ def test_all_layers_in_one_call_have_the_bits_of_each_by_itself(
     target = Target.wrap(random_model(config_of("qwen3")).to(dtype))
     target.fuse()
     target.pack(quantization=quantization)
-    taps = (2, -1, 0, 3)
+    taps = (2, -1, 0, 3, 4)
     together = target.states([IDS, IDS[:3]], tap_layers=taps)
     stack, target._stack = target._stack, None
     assert (stack is not None) == extension.IS_LOADED
     one_by_one = target.states([IDS, IDS[:3]], tap_layers=taps)
     assert torch.equal(together.hidden_ND, one_by_one.hidden_ND)
     assert torch.equal(together.taps_NM, one_by_one.taps_NM)
+    assert torch.equal(together.taps_NM[:, -together.hidden_ND.shape[1] :], together.hidden_ND)
 
 
 @torch.no_grad()

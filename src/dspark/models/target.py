@@ -180,13 +180,16 @@ class Target:
     ) -> TargetOutput:
         """One pass over the flattened tokens of all requests; writes their K/V into `pages`.
 
-        `tap_layers`: ids of layers whose output is wanted, -1 for the embeddings (DeepSpec's
-        convention), the number of layers for the last hidden state after the final norm.
+        `tap_layers`: rising ids of layers whose output is wanted, -1 for the embeddings
+        (DeepSpec's convention), the number of layers for the last hidden state after the norm.
         """
         if self._stack is not None:
+            inner = [i for i in tap_layers if i < self.spec.num_layers]
             hidden_ND, taps_NM = self._stack.run(
-                self.embed(input_ids_N), layout=layout, pages=pages, tap_layers=tap_layers
+                self.embed(input_ids_N), layout=layout, pages=pages, tap_layers=inner
             )
+            if len(inner) < len(tap_layers):
+                taps_NM = torch.cat((taps_NM, hidden_ND), dim=-1)
             return TargetOutput(hidden_ND=hidden_ND, taps_NM=taps_NM)
         self._bind(pages)
         self._tapped.clear()
