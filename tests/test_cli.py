@@ -402,6 +402,45 @@ def test_train_writes_a_drafter_that_the_demo_can_use(
     assert shown.last_json()["identical"] is True
 
 
+def test_every_kind_is_trained_evaluated_and_shown_by_the_same_commands(
+    run: Run, model_dir: Path, tmp_path: Path
+) -> None:
+    """UC-092: the baselines, and prompt lookup, which nobody trains."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"turns": [f"say {i}"]}) + "\n" for i in range(6)))
+    answers = tmp_path / "answers.jsonl"
+    target = ("--target", model_dir, "--dtype", "fp32")
+    prepared = run(
+        *("prepare", prompts, "--out", answers, *target, "--eager"),
+        *("--max-new-tokens", 12, "--concurrency", 6),
+    )
+    assert prepared.code == 0, prepared.err
+    names = []
+    for kind in ("dflash", "eagle3", "mtp"):
+        trained = run(
+            *("train", answers, "--out", tmp_path / kind, *target, "--kind", kind),
+            *("--steps", 1, "--num-layers", 1, "--draft-vocab-size", 64, "--num-held-out", 2),
+            *("--answers-per-step", 2, "--validate-every", 1, "--eager", "--json"),
+        )
+        assert trained.code == 0, trained.err
+        assert trained.last_json()["held_out_tau"] >= 1.0
+        names += ["--drafter", tmp_path / kind]
+    names += ["--drafter", "prompt-lookup"]
+    measured = run(
+        *("evaluate", prompts, *target, *names, "--eager", "--limit", 2),
+        *("--max-new-tokens", 8, "--temperature", 0, "--json"),
+    )
+    assert measured.code == 0, measured.err
+    found = measured.last_json()["drafters"]
+    assert sorted(found) == ["dflash", "eagle3", "mtp", "prompt-lookup"]
+    for drafter in (tmp_path / "eagle3", tmp_path / "mtp", "prompt-lookup"):
+        shown = run(
+            *("demo", *target, "--drafter", drafter, "--eager"),
+            *("--prompts", 1, "--max-new-tokens", 12, "--repeats", 1, "--json"),
+        )
+        assert shown.last_json()["prompts"][0]["identical"] is True, shown.err
+
+
 def test_train_wants_either_steps_or_minutes(
     run: Run, model_dir: Path, prompts: Path, tmp_path: Path
 ) -> None:

@@ -116,7 +116,10 @@ def recipe_of(
     positions: Mapping[str, Any] | None = None,
     optimizer: Mapping[str, Any] | None = None,
 ) -> recipes.Recipe:
-    """The named recipe (the general one for `None`) with some values of its parts changed."""
+    """The named recipe (the general one for `None`) with some values of its parts changed.
+
+    A `kind` among the values comes first: it sets what the others may change.
+    """
     match name:
         case None:
             recipe = recipes.Recipe()
@@ -126,6 +129,7 @@ def recipe_of(
             recipe = recipes.qwen3_4b()
         case _:
             raise InputError(f"recipe is {name!r}, but it must be smollm2 or qwen3-4b.")
+    recipe = recipes.of_kind(recipe, values.get("kind", recipe.kind))
     changed = replace(
         recipe.objective,
         weights=replace(recipe.objective.weights, **(losses or {})),

@@ -43,8 +43,8 @@ Target = Annotated[
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="Directory of a drafter; auto takes the one shipped for the target, none decodes "
-        "plainly.",
+        help="Directory of a drafter; auto takes the one shipped for the target, prompt-lookup "
+        "copies from the text itself, none decodes plainly.",
         show_default="auto",
         rich_help_panel="Model",
     ),
@@ -590,6 +590,7 @@ def train(
         str | None,
         option("training.trainer.TrainConfig", "parallel", rich_help_panel=_STATES_PANEL),
     ] = None,
+    kind: Annotated[str | None, option(_RECIPE, "kind")] = None,
     num_layers: Annotated[int | None, option(_RECIPE, "num_layers")] = None,
     block_size: Annotated[int | None, option(_RECIPE, "block_size")] = None,
     num_taps: Annotated[int | None, option(_RECIPE, "num_taps")] = None,
@@ -671,6 +672,7 @@ def train(
     chosen = assembly.recipe_of(
         recipe,
         given(
+            kind=kind,
             num_layers=num_layers,
             block_size=block_size,
             num_taps=num_taps,

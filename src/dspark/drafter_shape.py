@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from dspark.errors import InputError
 from dspark.models.checkpoint import TargetSizes
-from dspark.models.drafter import DrafterConfig
+from dspark.models.drafter_config import DrafterConfig, DrafterKind
 from dspark.recipes import Recipe
 from dspark.text.tokenizer import Tokenizer
 
@@ -34,7 +34,12 @@ def drafter_config(
     size = None
     if recipe.draft_vocab_size is not None and recipe.draft_vocab_size < target.spec.vocab_size:
         size = recipe.draft_vocab_size
+    kind = DrafterKind.DSPARK if recipe.kind == "dflash" else DrafterKind(recipe.kind)
+    mask_token_id = None
+    if not kind.is_chain:
+        mask_token_id = 0 if tokenizer is None else mask_token_of(target, tokenizer, recipe)
     return DrafterConfig(
+        kind=kind,
         vocab_size=target.spec.vocab_size,
         hidden_size=target.spec.hidden_size,
         intermediate_size=text["intermediate_size"],
@@ -47,7 +52,7 @@ def drafter_config(
         num_target_layers=target.spec.num_layers,
         target_layer_ids=recipe.taps(target.spec.num_layers),
         block_size=recipe.block_size,
-        mask_token_id=0 if tokenizer is None else mask_token_of(target, tokenizer, recipe),
+        mask_token_id=mask_token_id,
         rms_norm_eps=text.get("rms_norm_eps", 1e-6),
         markov_rank=recipe.markov_rank,
         markov_head_type=recipe.markov_head,

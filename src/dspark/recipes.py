@@ -4,17 +4,22 @@ Derive one from another with `dataclasses.replace`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from dspark.algorithms.losses import LossWeights
 from dspark.errors import InputError
 from dspark.training.objective import ObjectiveConfig
 from dspark.training.optimizer import OptimizerConfig
+
+_KINDS = ("dspark", "dflash", "eagle3", "mtp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """The shape of a drafter and how it is trained; what is not given follows from the target."""
 
+    kind: str = "dspark"
+    """dspark, dflash (the same without heads), eagle3 or mtp; each sets what follows from it."""
     num_layers: int = 2
     """Layers of the drafter."""
     block_size: int = 5
@@ -55,6 +60,8 @@ class Recipe:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise InputError(f"kind is {self.kind!r}, but it must be one of {', '.join(_KINDS)}.")
         if self.num_taps < 1 or self.tap_layers == ():
             raise InputError("A drafter needs at least one tapped layer of the target.")
 
@@ -62,11 +69,41 @@ class Recipe:
         """The tapped layers of a target of this depth, strictly increasing (UC-089)."""
         if self.tap_layers is not None:
             return tuple(self.tap_layers)
+        if self.kind == "mtp":
+            return (num_target_layers,)  # the last hidden state, after the final norm
         first, last = min(1, num_target_layers - 1), max(num_target_layers - 3, 0)
         if last <= first or self.num_taps == 1:
             return tuple(range(num_target_layers))[-self.num_taps :]
         step = (last - first) / (self.num_taps - 1)
         return tuple(sorted({int(first + step * i + 0.5) for i in range(self.num_taps)}))
+
+
+def of_kind(recipe: Recipe, kind: str) -> Recipe:
+    """The recipe with what a kind of drafter fixes or its authors train with (method section 7).
+
+    Data, optimiser, decay of the position weights and, where the kind reads several, the tapped
+    layers stay, so that kinds are compared on the same budget.
+    """
+    recipe = replace(recipe, kind=kind)
+    if kind == "dspark":
+        return recipe
+    hard_labels = LossWeights(ce=1.0, l1=0.0, confidence=0.0)
+    bare = replace(
+        recipe,
+        markov_rank=0,
+        has_confidence_head=False,
+        tap_mixing=False,
+        objective=replace(recipe.objective, weights=hard_labels, base_weight=0.0),
+    )
+    match kind:
+        case "eagle3":
+            soft_labels = replace(hard_labels, ce=0.0, kl=1.0)
+            objective = replace(bare.objective, weights=soft_labels)
+            return replace(bare, num_layers=1, objective=objective)
+        case "mtp":
+            return replace(bare, num_layers=1, block_size=1, tap_layers=None)
+        case _:
+            return bare
 
 
 def smollm2() -> Recipe:

@@ -189,7 +189,12 @@ class DrafterConfig:
         if not is_chain:
             _require(self.has_head_norms, "has_head_norms", False, "be true for dspark")
             return
-        wanted = {"num_hidden_layers": 1, "markov_rank": 0, "enable_confidence_head": False}
+        wanted = {
+            "num_hidden_layers": 1,
+            "markov_rank": 0,
+            "enable_confidence_head": False,
+            "tap_mixing": False,
+        }
         for name, value in wanted.items():
             _require(getattr(self, name) == value, name, getattr(self, name), f"be {value}")
         _require(

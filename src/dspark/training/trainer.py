@@ -155,12 +155,18 @@ class Trainer:
         self._on_step = on_step
         self._on_validation = on_validation
         self._optimizer = Optimizer(drafter, config=config.optimizer, ranks=self._ranks)
+        head = TargetHead() if target_head is None else target_head
         self._objective = Objective(
             self.slot_pass,
             config=config.objective,
-            target_head=TargetHead() if target_head is None else target_head,
+            target_head=head,
             kernel=compiled_kernel(config.objective.weights) if config.is_compiled else None,
         )
+        self._measure = self._objective
+        if not config.objective.weights.needs_target:  # held-out acceptance does in any case
+            weights = dataclasses.replace(config.objective.weights, l1=1.0)
+            measured = dataclasses.replace(config.objective, weights=weights)
+            self._measure = Objective(self.slot_pass, config=measured, target_head=head)
         self._progress = _Progress(num_steps=config.steps)
         self._input_scale_M: Tensor | None = None
 
@@ -332,7 +338,7 @@ class Trainer:
 
     def _validate(self) -> None:
         validation = validate(
-            self._objective,
+            self._measure,
             self._batches.held_out(),
             input_scale_M=self._input_scale_M,
             ranks=self._ranks,
