@@ -24,6 +24,7 @@ class Passes:
         num_pages = num_requests * self._pages_per_row
         self._pages = target.allocate_pages(num_pages=num_pages, page_size=_PAGE_SIZE)
         self._tables_RP = torch.arange(num_pages, dtype=torch.int32).view(num_requests, -1)
+        self._layouts: dict[tuple[int, ...], AttentionLayout] = {}
 
     def fill(self, *, seed: int) -> None:
         """Noise in place of keys and values: a step costs the same whatever they hold."""
@@ -57,6 +58,13 @@ class Passes:
         return output.hidden_ND
 
     def _layout(self, lengths: Sequence[int], *, start: int) -> AttentionLayout:
+        """Built once for each shape: passes are timed, layouts are not."""
+        key = (start, *lengths)
+        if key not in self._layouts:
+            self._layouts[key] = self._new_layout(lengths, start=start)
+        return self._layouts[key]
+
+    def _new_layout(self, lengths: Sequence[int], *, start: int) -> AttentionLayout:
         num_rows = len(lengths)
         positions_N = torch.cat([torch.arange(start, start + length) for length in lengths])
         rows_N = torch.repeat_interleave(torch.arange(num_rows), torch.tensor(lengths))

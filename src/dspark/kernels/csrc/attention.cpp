@@ -5,7 +5,7 @@
 #include "kernels.h"
 #include "vector.h"
 
-// Processors with tile registers do two float32 products in a cycle and a bfloat16 pair in two;
+// Processors with tile registers use those, or do two float32 products in a cycle and a pair in two;
 // the others with AVX512-BF16 (AMD's) do two pairs.
 #if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
 #define DSPARK_USES_PAIRS 1
@@ -126,6 +126,7 @@ DSPARK_INLINE void transpose_two(const uint16_t* const rows[kLanes], int64_t e, 
 template <class T>
 struct Singles {
   using Value = T;
+  static constexpr bool kStoresPairs = false;
   static int64_t num_units(int64_t head_dim) { return head_dim; }
 
   static void load_query(const T* q, int64_t head_dim, float* out) {
@@ -163,6 +164,7 @@ struct Singles {
 // multiples of 32. Weights are rounded to bfloat16.
 struct Pairs {
   using Value = uint16_t;
+  static constexpr bool kStoresPairs = true;
   static int64_t num_units(int64_t head_dim) { return head_dim / 2; }
 
   static void load_query(const uint16_t* q, int64_t head_dim, float* out) {
@@ -250,6 +252,7 @@ DSPARK_INLINE Floats lane_numbers(int64_t first) {
 }
 
 // Scores of one row to weights, in place; the row sees positions [low, high) of the chunk.
+template <bool kStoresPairs>
 void weigh(const Attention& a, float* scores, uint16_t* pairs, Range blocks, Range row,
            float* maximum, float* sum) {
   const Floats low = splat(static_cast<float>(row.low));
@@ -273,7 +276,7 @@ void weigh(const Attention& a, float* scores, uint16_t* pairs, Range blocks, Ran
   for (int64_t b = blocks.low; b < blocks.high; ++b) {
     const Floats p = exp(sub(load(scores + b * kLanes), base));
     store(scores + b * kLanes, p);
-    if (DSPARK_USES_PAIRS) store(pairs + b * kLanes, p);
+    if constexpr (kStoresPairs) store(pairs + b * kLanes, p);
     total = add(total, p);
   }
   *maximum = m;
@@ -414,11 +417,32 @@ Range seen_by_any(const Attention& a, const AttentionTile& tile, int64_t start) 
   return range;
 }
 
-DSPARK_INLINE int64_t row_offset(const Attention& a, const AttentionTile& tile,
-                                 const int64_t strides[3], int64_t position) {
-  return tile.block_table[position / a.page_size] * strides[0] + tile.kv_head * strides[1] +
-         position % a.page_size * strides[2];
-}
+// Where the rows of consecutive positions lie; a division for each would cost as much as reading.
+class RowWalk {
+ public:
+  RowWalk(const Attention& a, const AttentionTile& tile, const int64_t strides[3],
+          int64_t position)
+      : a_(a), table_(tile.block_table + position / a.page_size), strides_(strides),
+        head_(tile.kv_head * strides[1]), row_(position % a.page_size) {}
+
+  // Elements from the pages' start.
+  int64_t offset() const {
+    return *table_ * strides_[0] + head_ + row_ * strides_[2];
+  }
+  void next(int64_t count = 1) {  // within a page if more than one
+    row_ += count;
+    if (row_ >= a_.page_size) {
+      row_ = 0;
+      ++table_;
+    }
+  }
+
+ private:
+  const Attention& a_;
+  const int32_t* table_;
+  const int64_t* strides_;
+  int64_t head_, row_;
+};
 
 // Asks for rows of the pages that will be read soon.
 template <class T>
@@ -455,6 +479,14 @@ void score_chunk(const Attention& a, const Scratch& s, Range range, int64_t num_
   }
 }
 
+void sees_nothing(const Attention& a, int64_t num_rows, float* partials, int64_t row_stride) {
+  const int64_t padded = padded_head_dim(a.head_dim);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    memset(partials + r * row_stride, 0, static_cast<size_t>(padded + 2) * sizeof(float));
+    partials[r * row_stride + padded] = kLowest;
+  }
+}
+
 template <class P>
 void chunk_of(const Attention& a, const AttentionTile& tile, int64_t chunk, float* memory,
               float* partials, int64_t row_stride, const AttentionTile* next_tile,
@@ -465,17 +497,13 @@ void chunk_of(const Attention& a, const AttentionTile& tile, int64_t chunk, floa
   const int64_t start = chunk * kChunk;
   const Scratch s(memory, num_rows, padded);
   const Range range = seen_by_any(a, tile, start);
-  if (range.low >= range.high) {
-    for (int64_t r = 0; r < num_rows; ++r) {
-      memset(partials + r * row_stride, 0, static_cast<size_t>(padded + 2) * sizeof(float));
-      partials[r * row_stride + padded] = kLowest;
-    }
-    return;
-  }
+  if (range.low >= range.high) return sees_nothing(a, num_rows, partials, row_stride);
   memset(s.nothing, 0, static_cast<size_t>(padded) * sizeof(float));
-  for (int64_t j = range.low; j < range.high; ++j) {
-    s.k_offsets[j] = row_offset(a, tile, a.k_strides, start + j);
-    s.v_offsets[j] = row_offset(a, tile, a.v_strides, start + j);
+  RowWalk keys(a, tile, a.k_strides, start + range.low);
+  RowWalk values(a, tile, a.v_strides, start + range.low);
+  for (int64_t j = range.low; j < range.high; ++j, keys.next(), values.next()) {
+    s.k_offsets[j] = keys.offset();
+    s.v_offsets[j] = values.offset();
   }
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t token = tile.token_begin + r / a.num_sharing;
@@ -489,24 +517,308 @@ void chunk_of(const Attention& a, const AttentionTile& tile, int64_t chunk, floa
   for (int64_t r = 0; r < num_rows; ++r) {
     const Range row = seen(a, tile.token_begin + r / a.num_sharing);
     float* end = partials + r * row_stride + padded;
-    weigh(a, s.scores + r * kChunk, s.weight_pairs + r * kChunk, blocks,
+    weigh<P::kStoresPairs>(a, s.scores + r * kChunk, s.weight_pairs + r * kChunk, blocks,
           {row.low - start, row.high - start}, end, end + 1);
   }
   if (next_tile != nullptr) {  // its first keys arrive while values are added here
     const int64_t next_start = next_chunk * kChunk;
     const Range next = seen_by_any(a, *next_tile, next_start);
     const int64_t end = smaller(next.high, (next.low / kKeyStride + 1) * kKeyStride);
-    for (int64_t j = next.low; j < end; ++j)
-      prefetch_row<T>(a.k_pages, row_offset(a, *next_tile, a.k_strides, next_start + j),
-                      a.head_dim);
+    RowWalk next_keys(a, *next_tile, a.k_strides, next_start + next.low);
+    for (int64_t j = next.low; j < end; ++j, next_keys.next())
+      prefetch_row<T>(a.k_pages, next_keys.offset(), a.head_dim);
   }
   add_values<P>(a, s, range, num_rows, partials, row_stride);
 }
 
+#if defined(__AMX_TILE__)
+// bfloat16 with head sizes that are multiples of 32, by tile instructions. Scores are keys times
+// queries, so that keys are read as they lie; weights are rounded to bfloat16 before they meet
+// values, of which two positions lie side by side.
+constexpr int64_t kTile = 16;  // rows, and 4-byte units of a row
+constexpr int64_t kStep = 2 * kTile;  // positions, or values of a head, that one product adds up
+constexpr int64_t kFewRows = 4;
+
+struct TileScratch {
+  uint32_t* q;  // [rows / 16][units][16]
+  float* scores;  // [rows][kChunk], then weights
+  uint32_t* values;  // [kChunk / 32][head_dim / 32][2][16][16]: of 32 values, fours in turn
+  float* sums;  // four tiles
+  uint16_t* weights;  // [rows][kChunk]
+  uint16_t* keys;  // [16][head_dim]
+  uint16_t* nothing;  // a row of zeros
+
+  static int64_t padded(int64_t num_rows) { return (num_rows + kTile - 1) / kTile * kTile; }
+  TileScratch(float* memory, int64_t num_rows, int64_t head_dim) {
+    const int64_t rows = padded(num_rows);
+    q = reinterpret_cast<uint32_t*>(memory);
+    scores = memory + rows * head_dim / 2;
+    values = reinterpret_cast<uint32_t*>(scores + rows * kChunk);
+    sums = reinterpret_cast<float*>(values + kChunk * head_dim / 2);
+    weights = reinterpret_cast<uint16_t*>(sums + 4 * kTile * kTile);
+    keys = weights + rows * kChunk;
+    nothing = keys + kTile * head_dim;
+  }
+  static int64_t size(int64_t num_rows, int64_t head_dim) {
+    const int64_t rows = padded(num_rows);
+    return rows * head_dim / 2 + rows * kChunk + kChunk * head_dim / 2 + 4 * kTile * kTile +
+           rows * kChunk / 2 + (kTile + 1) * head_dim / 2;
+  }
+};
+
+// Tiles 0-3: results of rows; 4: their weights; 5: keys or values; 6: queries; 7: scores.
+struct alignas(64) AttentionTiles {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  explicit AttentionTiles(int64_t num_rows) {
+    for (int i = 0; i < 8; ++i) {
+      rows[i] = static_cast<uint8_t>(i < 5 ? num_rows : kTile);
+      row_bytes[i] = static_cast<uint16_t>(i < 6 ? 64 : num_rows * 4);
+    }
+  }
+};
+
+// Units of up to 16 rows of q side by side, zeros for those that are not there.
+void load_queries(const Attention& a, const AttentionTile& tile, int64_t first_row,
+                  int64_t num_rows, const uint16_t* nothing, uint32_t* out) {
+  const uint16_t* rows[kTile];
+  for (int64_t i = 0; i < kTile; ++i) {
+    const int64_t row = first_row + i;
+    const int64_t token = tile.token_begin + row / a.num_sharing;
+    const int64_t head = tile.kv_head * a.num_sharing + row % a.num_sharing;
+    rows[i] = i < num_rows ? reinterpret_cast<const uint16_t*>(a.q) + token * a.q_strides[0] +
+                                 head * a.q_strides[1]
+                           : nothing;
+  }
+  for (int64_t e = 0; e < a.head_dim; e += kStep) {
+    Floats values[kTile];
+#pragma GCC unroll 16
+    for (int i = 0; i < kTile; ++i) values[i] = as_floats(load_words(rows[i] + e));
+    transpose(values);
+#pragma GCC unroll 16
+    for (int i = 0; i < kTile; ++i) store_words(out + (e / 2 + i) * kTile, as_words(values[i]));
+  }
+}
+
+// [16 keys][4 rows] to [row][16 keys], times the scale.
+DSPARK_INLINE void spread_few(const float* sums, Floats scale, float* scores) {
+  const __m512i even = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(2));
+  const Floats a = load(sums), b = load(sums + 16), c = load(sums + 32), d = load(sums + 48);
+  const Floats ab01 = _mm512_permutex2var_ps(a, even, b);
+  const Floats cd01 = _mm512_permutex2var_ps(c, even, d);
+  const Floats ab23 = _mm512_permutex2var_ps(a, odd, b);
+  const Floats cd23 = _mm512_permutex2var_ps(c, odd, d);
+  store(scores, mul(_mm512_shuffle_f32x4(ab01, cd01, 0x44), scale));
+  store(scores + kChunk, mul(_mm512_shuffle_f32x4(ab01, cd01, 0xee), scale));
+  store(scores + 2 * kChunk, mul(_mm512_shuffle_f32x4(ab23, cd23, 0x44), scale));
+  store(scores + 3 * kChunk, mul(_mm512_shuffle_f32x4(ab23, cd23, 0xee), scale));
+}
+
+DSPARK_INLINE void spread_all(const float* sums, Floats scale, float* scores) {
+  Floats values[kTile];
+#pragma GCC unroll 16
+  for (int i = 0; i < kTile; ++i) values[i] = load(sums + i * kTile);
+  transpose(values);
+#pragma GCC unroll 16
+  for (int i = 0; i < kTile; ++i) store(scores + i * kChunk, mul(values[i], scale));
+}
+
+// Scores of 16 keys, `stride` bytes from one to the next, for all rows.
+void score_keys(const Attention& a, const TileScratch& s, const char* keys, int64_t stride,
+                int64_t num_rows, float* scores) {
+  const Floats scale = splat(a.scale);
+  const bool has_few = num_rows <= kFewRows;
+  for (int64_t row = 0; row < num_rows; row += kTile) {
+    const char* const q = reinterpret_cast<const char*>(s.q + row * a.head_dim / 2);
+    _tile_zero(7);
+    for (int64_t e = 0; e < a.head_dim; e += kStep) {
+      _tile_loadd(5, keys + e * 2, stride);
+      _tile_loadd(6, q + e * 32, 64);
+      _tile_dpbf16ps(7, 5, 6);
+    }
+    if (has_few) {
+      _tile_stored(7, s.sums, 16);
+      spread_few(s.sums, scale, scores);
+    } else {
+      _tile_stored(7, s.sums, 64);
+      spread_all(s.sums, scale, scores + row * kChunk);
+    }
+  }
+}
+
+// Asks for the rows of the next piece of work while this one is computed, a few at a time.
+class ReadAhead {
+ public:
+  ReadAhead(const Attention& a, const AttentionTile& tile, int64_t start, Range range)
+      : a_(a), keys_(a, tile, a.k_strides, start + range.low),
+        values_(a, tile, a.v_strides, start + range.low), left_(range.high - range.low) {}
+
+  void rows(int64_t count) {
+    for (; count > 0 && left_ > 0; --count, --left_, keys_.next(), values_.next()) {
+      ask(a_.k_pages + keys_.offset() * 2);
+      ask(a_.v_pages + values_.offset() * 2);
+    }
+  }
+
+ private:
+  void ask(const char* row) const {
+    for (int64_t byte = 0; byte < a_.head_dim * 2; byte += 64)
+      _mm_prefetch(row + byte, _MM_HINT_T1);
+  }
+
+  const Attention& a_;
+  RowWalk keys_, values_;
+  int64_t left_;
+};
+
+void score_tiles(const Attention& a, const AttentionTile& tile, const TileScratch& s,
+                 int64_t start, Range range, int64_t num_rows, ReadAhead& ahead) {
+  const bool has_whole_blocks = a.page_size % kTile == 0;
+  const int64_t first = range.low / kTile * kTile;
+  RowWalk at(a, tile, a.k_strides, start + (has_whole_blocks ? first : range.low));
+  for (int64_t block = first; block < range.high; block += kTile) {
+    if (has_whole_blocks) {
+      score_keys(a, s, a.k_pages + at.offset() * 2, a.k_strides[2] * 2, num_rows,
+                 s.scores + block);
+      at.next(kTile);
+    } else {
+      const size_t row_bytes = static_cast<size_t>(a.head_dim) * 2;
+      for (int64_t i = 0; i < kTile; ++i) {
+        const bool is_seen = block + i >= range.low && block + i < range.high;
+        memcpy(s.keys + i * a.head_dim,
+               is_seen ? a.k_pages + at.offset() * 2 : reinterpret_cast<char*>(s.nothing),
+               row_bytes);
+        if (is_seen) at.next();
+      }
+      score_keys(a, s, reinterpret_cast<char*>(s.keys), a.head_dim * 2, num_rows,
+                 s.scores + block);
+    }
+    ahead.rows(kTile);
+  }
+}
+
+// Values of positions two by two, zeros for those that nobody sees.
+void load_values(const Attention& a, const AttentionTile& tile, const TileScratch& s,
+                 int64_t start, Range range) {
+  const uint16_t* pages = reinterpret_cast<const uint16_t*>(a.v_pages);
+  RowWalk at(a, tile, a.v_strides, start + range.low);
+  const auto row = [&](int64_t j) {
+    if (j < range.low || j >= range.high) return static_cast<const uint16_t*>(s.nothing);
+    const uint16_t* values = pages + at.offset();
+    at.next();
+    return values;
+  };
+  for (int64_t j = range.low / kStep * kStep; j < range.high; j += 2) {
+    const uint16_t* const even = row(j);
+    const uint16_t* const odd = row(j + 1);
+    uint32_t* to = s.values + j / kStep * kTile * a.head_dim + j % kStep / 2 * kTile;
+    for (int64_t e = 0; e < a.head_dim; e += kStep, to += 2 * kTile * kTile) {
+      const Words x = load_words(even + e), y = load_words(odd + e);
+      store_words(to, _mm512_unpacklo_epi16(x, y));
+      store_words(to + kTile * kTile, _mm512_unpackhi_epi16(x, y));
+    }
+  }
+  for (int64_t j = (range.high + 1) / 2 * 2; j % kStep != 0; j += 2) {
+    uint32_t* to = s.values + j / kStep * kTile * a.head_dim + j % kStep / 2 * kTile;
+    for (int64_t e = 0; e < a.head_dim; e += kTile, to += kTile * kTile)
+      store_words(to, zero_words());
+  }
+}
+
+// Sums of weight times value for up to 16 rows and kCols times 16 values from e on.
+template <int kCols>
+void add_tiles(const Attention& a, const TileScratch& s, Range range, int64_t row, int64_t count,
+               int64_t e, float* out, int64_t out_stride) {
+  constexpr int64_t kSize = kTile * kTile;
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kCols == 4) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t step = range.low / kStep; step * kStep < range.high; ++step) {
+    const uint32_t* v = s.values + step * kTile * a.head_dim + e * kTile;
+    _tile_loadd(4, s.weights + row * kChunk + step * kStep, kChunk * 2);
+    _tile_loadd(5, v, 64);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(5, v + kSize, 64);
+    _tile_dpbf16ps(1, 4, 5);
+    if constexpr (kCols == 4) {
+      _tile_loadd(5, v + 2 * kSize, 64);
+      _tile_dpbf16ps(2, 4, 5);
+      _tile_loadd(5, v + 3 * kSize, 64);
+      _tile_dpbf16ps(3, 4, 5);
+    }
+  }
+  _tile_stored(0, s.sums, 64);
+  _tile_stored(1, s.sums + kSize, 64);
+  if constexpr (kCols == 4) {
+    _tile_stored(2, s.sums + 2 * kSize, 64);
+    _tile_stored(3, s.sums + 3 * kSize, 64);
+  }
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  for (int64_t r = 0; r < count; ++r)
+    for (int64_t c = 0; c < kCols; c += 2) {
+      const Floats low = load(s.sums + c * kSize + r * kTile);
+      const Floats high = load(s.sums + (c + 1) * kSize + r * kTile);
+      float* const at = out + r * out_stride + e + c * kTile;
+      store(at, _mm512_permutex2var_ps(low, first, high));
+      store(at + kTile, _mm512_permutex2var_ps(low, second, high));
+    }
+}
+
+void chunk_of_tiles(const Attention& a, const AttentionTile& tile, int64_t chunk, float* memory,
+                    float* partials, int64_t row_stride, const AttentionTile* next_tile,
+                    int64_t next_chunk) {
+  const int64_t num_rows = (tile.token_end - tile.token_begin) * a.num_sharing;
+  const int64_t start = chunk * kChunk;
+  const Range range = seen_by_any(a, tile, start);
+  if (range.low >= range.high) return sees_nothing(a, num_rows, partials, row_stride);
+  const TileScratch s(memory, num_rows, a.head_dim);
+  memset(s.nothing, 0, static_cast<size_t>(a.head_dim) * 2);
+  const int64_t next_start = next_chunk * kChunk;
+  ReadAhead ahead(a, next_tile == nullptr ? tile : *next_tile, next_start,
+                  next_tile == nullptr ? Range{0, 0} : seen_by_any(a, *next_tile, next_start));
+  for (int64_t row = 0; row < num_rows; row += kTile)
+    load_queries(a, tile, row, smaller(kTile, num_rows - row), s.nothing,
+                 s.q + row * a.head_dim / 2);
+  const AttentionTiles config(num_rows <= kFewRows ? kFewRows : kTile);
+  _tile_loadconfig(&config);
+  score_tiles(a, tile, s, start, range, num_rows, ahead);
+  const Range blocks = {range.low / kStep * 2, (range.high + kStep - 1) / kStep * 2};
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const Range row = seen(a, tile.token_begin + r / a.num_sharing);
+    float* end = partials + r * row_stride + padded_head_dim(a.head_dim);
+    weigh<true>(a, s.scores + r * kChunk, s.weights + r * kChunk, blocks,
+                {row.low - start, row.high - start}, end, end + 1);
+  }
+  load_values(a, tile, s, start, range);
+  for (int64_t row = 0; row < num_rows; row += kTile) {
+    const int64_t count = smaller(kTile, num_rows - row);
+    float* const out = partials + row * row_stride;
+    int64_t e = 0;
+    for (; e + 2 * kStep <= a.head_dim; e += 2 * kStep)
+      add_tiles<4>(a, s, range, row, count, e, out, row_stride);
+    if (e < a.head_dim) add_tiles<2>(a, s, range, row, count, e, out, row_stride);
+  }
+  _tile_release();
+}
+#endif
+
 }  // namespace
 
 int64_t attention_scratch(const Attention& a, int64_t num_rows) {
-  return (Scratch::size(num_rows, padded_head_dim(a.head_dim)) + kLanes - 1) / kLanes * kLanes;
+  int64_t size = Scratch::size(num_rows, padded_head_dim(a.head_dim));
+#if defined(__AMX_TILE__)
+  size = larger(size, TileScratch::size(num_rows, a.head_dim));
+#endif
+  return (size + kLanes - 1) / kLanes * kLanes;
 }
 
 void attention_chunk(const Attention& a, const AttentionTile& tile, int64_t chunk, float* scratch,
@@ -515,6 +827,10 @@ void attention_chunk(const Attention& a, const AttentionTile& tile, int64_t chun
 #if DSPARK_USES_PAIRS
   if (a.type == Type::kBFloat16 && a.head_dim % (2 * kLanes) == 0)
     return chunk_of<Pairs>(a, tile, chunk, scratch, partials, row_stride, next_tile, next_chunk);
+#endif
+#if defined(__AMX_TILE__)
+  if (a.type == Type::kBFloat16 && a.head_dim % kStep == 0)
+    return chunk_of_tiles(a, tile, chunk, scratch, partials, row_stride, next_tile, next_chunk);
 #endif
   if (a.type == Type::kBFloat16)
     chunk_of<Singles<uint16_t>>(a, tile, chunk, scratch, partials, row_stride, next_tile,
