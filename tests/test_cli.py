@@ -29,6 +29,7 @@ COMMANDS = (
     ("bench", "states"),
     ("bench", "step"),
     ("bench", "throughput"),
+    ("bench", "plan"),
 )
 
 

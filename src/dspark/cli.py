@@ -125,6 +125,7 @@ _TRAIN_BENCH = "benchmarks.training.TrainBenchConfig"
 _EXACTNESS = "benchmarks.exactness.ExactnessConfig"
 _RACE = "benchmarks.race.RaceConfig"
 _CYCLE = "benchmarks.cycle.CycleBenchConfig"
+_PLAN = "benchmarks.plan.PlanConfig"
 _RECIPE = "recipes.Recipe"
 _ENDPOINT = "data.endpoints.EndpointConfig"
 _STATES = "training_session.StatesConfig"
@@ -1227,6 +1228,40 @@ def bench_train(
     with console.status("training a few steps twice"):
         report = compare(config)
     print_training(console if as_json else Console(), report)
+
+
+@bench.command()
+def plan(
+    target: Target = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Annotated[int, typer.Option(help="Processor threads.", rich_help_panel="Model")] = 1,
+    requests: Annotated[int | None, option(_PLAN, "requests")] = None,
+    block_size: Annotated[int | None, option(_PLAN, "block_size")] = None,
+    repeats: Annotated[int | None, option(_PLAN, "repeats")] = None,
+    as_json: Json = False,
+) -> None:
+    """What choosing a budget costs in each step, beside a pass of the target over as many requests.
+
+    Example: dspark bench plan --json
+    """
+    from dspark import assembly
+    from dspark.benchmarks.plan import PlanConfig, measure
+    from dspark.benchmarks.report import print_plan
+
+    config = PlanConfig(**given(requests=requests, block_size=block_size, repeats=repeats))
+    console = Console(stderr=True)
+    with console.status("loading the model"):
+        loaded = assembly.load_target(
+            target=target,
+            dtype=dtype,
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+        )
+    report = measure(loaded, config=config)
+    print_plan(console if as_json else Console(), report)
     if as_json:
         _print_json(report.to_json())
 

@@ -166,8 +166,14 @@ class Calibration:
 def _survival(
     logits_RK: Logits, scale: npt.NDArray[np.float64], bias: npt.NDArray[np.float64]
 ) -> Survivals:
-    scaled_RK = logits_RK * scale.astype(np.float32) + bias.astype(np.float32)
+    odds_RK = logits_RK * -scale.astype(np.float32)
+    odds_RK -= bias.astype(np.float32)
     with np.errstate(over="ignore"):
-        confidence_RK = 1.0 / (1.0 + np.exp(-scaled_RK))
-    survival_RK: Survivals = np.nan_to_num(np.cumprod(confidence_RK, axis=1, dtype=np.float32))
+        np.exp(odds_RK, out=odds_RK)
+    odds_RK += 1.0
+    survival_RK: Survivals = np.divide(np.float32(1.0), odds_RK)
+    for slot in range(1, survival_RK.shape[1]):
+        survival_RK[:, slot] *= survival_RK[:, slot - 1]
+    if np.isnan(survival_RK[:, -1:]).any():  # it spreads to the end of its row
+        np.nan_to_num(survival_RK, copy=False)
     return survival_RK

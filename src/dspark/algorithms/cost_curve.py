@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -27,7 +28,7 @@ _MEDIAN_OVER_MEAN = 1.2533
 _NUM_ERRORS = 3.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CostCurve:
     """Seconds by size; all tuples have one entry for each size."""
 
@@ -74,20 +75,32 @@ class CostCurve:
 
     def at(self, sizes_N: npt.NDArray[np.int64]) -> Floats:
         """Seconds at any sizes: [N]; see the top for what lies between the measured ones."""
+        last = self.sizes[-1]
+        found_N: Floats = self._seconds_by_size[np.minimum(sizes_N, last)]
+        if sizes_N.max(initial=0) > last:
+            found_N = found_N + self._last_slope * np.maximum(sizes_N - last, 0)
+        return found_N
+
+    @cached_property
+    def _seconds_by_size(self) -> Floats:
+        """Seconds of every size from 0 to the last one: a plan looks up thousands of them."""
         sizes, seconds = np.asarray(self.sizes), np.asarray(self.seconds)
+        every_size = np.arange(self.sizes[-1] + 1)
         is_open = sizes > self.padded_up_to
         if is_open.any():
-            found_N = np.interp(sizes_N, sizes[is_open], seconds[is_open])
+            found: Floats = np.interp(every_size, sizes[is_open], seconds[is_open])
         else:
-            found_N = np.full(len(sizes_N), seconds[-1])
-        if self.padded_up_to > 0:
-            next_N = np.minimum(np.searchsorted(sizes, sizes_N), len(sizes) - 1)
-            found_N = np.where(sizes_N <= self.padded_up_to, seconds[next_N], found_N)
-        if len(sizes) > 1:
-            slope = max(0.0, (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
-            found_N = found_N + slope * np.maximum(sizes_N - sizes[-1], 0)
-        seconds_N: Floats = found_N
-        return seconds_N
+            found = np.full(len(every_size), seconds[-1])
+        is_padded = every_size <= self.padded_up_to
+        found[is_padded] = seconds[np.searchsorted(sizes, every_size[is_padded])]
+        return found
+
+    @cached_property
+    def _last_slope(self) -> float:
+        if len(self.sizes) == 1:
+            return 0.0
+        rise = self.seconds[-1] - self.seconds[-2]
+        return max(0.0, rise / (self.sizes[-1] - self.sizes[-2]))
 
     def scaled(self, factors: Sequence[float]) -> Self:
         """The curve with each entry, and its error, times its own factor."""

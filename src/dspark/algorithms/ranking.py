@@ -5,6 +5,7 @@ Letters: R requests, K positions, J candidates in the order of the ranking.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -64,13 +65,16 @@ def rank(survival_RK: Survivals, caps_R: Ints, least_R: Ints | None = None) -> R
         falling_RK[is_least_RK] = 0
         is_candidate_RK |= is_least_RK
         num_least = int(np.count_nonzero(is_least_RK))
-    key_RK = (falling_RK << np.uint64(32)) | _places(num_requests, block_size)
-    key_RK[~is_candidate_RK] = _LAST_KEY
-    key_J = np.sort(key_RK, axis=None)[: int(np.count_nonzero(is_candidate_RK))]
+    falling_RK <<= np.uint64(32)
+    falling_RK |= _places(num_requests, block_size)
+    num_candidates = int(np.count_nonzero(is_candidate_RK))
+    if num_candidates < is_candidate_RK.size:
+        falling_RK[~is_candidate_RK] = _LAST_KEY
+    key_J = np.sort(falling_RK, axis=None)[:num_candidates]
     request_J = (key_J & np.uint64(2**_REQUEST_BITS - 1)).astype(np.int64)
     slot_J = ((key_J >> np.uint64(_REQUEST_BITS)) & np.uint64(_MAX_BLOCK - 1)).astype(np.int64)
     return Ranking(
-        survival_J=survival_RK[request_J, slot_J].astype(np.float64),
+        survival_J=survival_RK.ravel()[request_J * block_size + slot_J].astype(np.float64),
         request_J=request_J,
         slot_J=slot_J,
         num_requests=num_requests,
@@ -78,7 +82,10 @@ def rank(survival_RK: Survivals, caps_R: Ints, least_R: Ints | None = None) -> R
     )
 
 
+@lru_cache(maxsize=64)
 def _places(num_requests: int, block_size: int) -> Keys:
     """Low half of the sort key, [R, K]: position, then request."""
     slot_K = np.arange(block_size, dtype=np.uint64) << np.uint64(_REQUEST_BITS)
-    return slot_K | np.arange(num_requests, dtype=np.uint64)[:, None]
+    place_RK = slot_K | np.arange(num_requests, dtype=np.uint64)[:, None]
+    place_RK.flags.writeable = False  # every plan of this shape shares it
+    return place_RK

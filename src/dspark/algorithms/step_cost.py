@@ -12,6 +12,7 @@ It knows requests, tokens and context positions; it takes no time itself and rea
 Letters: B budgets 0, 1, .. of drafted tokens.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -84,7 +85,7 @@ class StepCost:
     def _measured(self, num_requests: int, tokens_N: Ints) -> Floats:
         """The rows on both sides mixed, or the last two carried on beyond the last."""
         numbers = [row.num_requests for row in self.verify]
-        above = int(np.searchsorted(numbers, num_requests))
+        above = bisect_left(numbers, num_requests)
         if above < len(numbers) and (above == 0 or numbers[above] == num_requests):
             return self.verify[above].curve.at(tokens_N)
         if len(numbers) == 1:

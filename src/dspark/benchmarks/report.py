@@ -15,6 +15,7 @@ from dspark.benchmarks.cycle import CycleReport
 from dspark.benchmarks.demo import DemoReport, PromptReport, Verdict
 from dspark.benchmarks.exactness import ExactnessReport
 from dspark.benchmarks.perplexity import PerplexityReport
+from dspark.benchmarks.plan import PlanReport
 from dspark.benchmarks.single import SingleReport
 from dspark.benchmarks.step import StepReport
 from dspark.benchmarks.throughput import ThroughputReport
@@ -243,6 +244,21 @@ def _print_ratios(console: Console, ratios: Mapping[str, float]) -> None:
 def _print_missing(console: Console, missing: Mapping[str, str]) -> None:
     for name, command in missing.items():
         console.print(f"{name}: not installed ({command})", highlight=False)
+
+
+def print_plan(console: Console, report: PlanReport) -> None:
+    """Time of a plan beside the step that it is made for."""
+    table = Table(title=f"choosing a budget, block of {report.block_size}")
+    for name in ("requests", "plan, us (median)", "target pass, ms", "share"):
+        table.add_column(name, justify="right")
+    rows = (
+        (1, report.one_request_us, report.one_request_step_ms, report.one_request_share),
+        (report.requests, report.median_us, report.step_ms, report.share_of_step),
+    )
+    for requests, plan_us, step_ms, share in rows:
+        table.add_row(str(requests), f"{plan_us:.0f}", f"{step_ms:.1f}", f"{share:.2%}")
+    console.print(report.environment.sentence(), style="dim", highlight=False)
+    console.print(table)
 
 
 def print_step(console: Console, report: StepReport) -> None:
