@@ -1228,6 +1228,8 @@ def bench_train(
     with console.status("training a few steps twice"):
         report = compare(config)
     print_training(console if as_json else Console(), report)
+    if as_json:
+        _print_json(report.to_json())
 
 
 @bench.command()
