@@ -36,9 +36,11 @@ fix: $(VENV)/.package
 peers: setup
 	$(BIN)/dspark bench peers
 
+# libstdc++ too: Python does not load it, and without it the checker aborts at the first exception
 sanitize: setup
 	$(BIN)/python -m dspark.kernels.build --sanitize --output build/sanitize/_ops.so
-	LD_PRELOAD=$$($${CXX:-g++} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python tests/kernels/sanitized.py build/sanitize/_ops.so
 
 # torch alone and first: the native operators are compiled against the one that is installed
