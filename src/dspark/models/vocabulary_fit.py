@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dspark.errors import ModelError
-from dspark.models.drafter import check_map
+from dspark.models.drafter_base import check_map
 from dspark.models.drafter_config import DrafterConfig
 from dspark.models.drafter_format import VocabularyMap
 
