@@ -4,43 +4,15 @@ Letters: legend in core.py; A blocks, N supervised slots, r rank of the sequenti
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dspark.models.drafter import Drafter
 from dspark.training.block_attention import block_attention
-from dspark.training.slot_pass import Batch, DrafterSizes, Slots
+from dspark.training.slot_pass import Batch, OverDrafter, Slots
 
 
-class BlockPass:
+class BlockPass(OverDrafter[Drafter]):
     """`dspark` and `dflash`: all slots of a block in one pass, then the heads, teacher forced."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-
-    @property
-    def module(self) -> nn.Module:
-        """The drafter."""
-        return self.drafter
-
-    @property
-    def sizes(self) -> DrafterSizes:
-        """The drafter's configuration."""
-        return self.drafter.config
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the drafter's parameters."""
-        return self.drafter.dtype
-
-    @property
-    def head_weight_SD(self) -> Tensor:
-        """The target's rows, shared."""
-        return self.drafter.head_weight_SD
-
-    @property
-    def d2t_S(self) -> Tensor | None:
-        """The drafter's map."""
-        return self.drafter.d2t_S
 
     @property
     def tap_weight(self) -> str:

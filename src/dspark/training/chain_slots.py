@@ -11,45 +11,17 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from dspark.models.chain import ChainDrafter
 from dspark.models.drafter import Attend
 from dspark.models.packed_attention import PackedBlocks
-from dspark.training.slot_pass import Batch, DrafterSizes, Slots
+from dspark.training.slot_pass import Batch, OverDrafter, Slots
 
 
-class ChainSlots:
+class ChainSlots(OverDrafter[ChainDrafter]):
     """`eagle3` and `mtp`: slot after slot, teacher forced, over the drafter's own states."""
-
-    def __init__(self, drafter: ChainDrafter) -> None:
-        self.drafter = drafter
-
-    @property
-    def module(self) -> nn.Module:
-        """The drafter."""
-        return self.drafter
-
-    @property
-    def sizes(self) -> DrafterSizes:
-        """The drafter's configuration."""
-        return self.drafter.config
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the drafter's parameters."""
-        return self.drafter.dtype
-
-    @property
-    def head_weight_SD(self) -> Tensor:
-        """The target's rows, shared."""
-        return self.drafter.head_weight_SD
-
-    @property
-    def d2t_S(self) -> Tensor | None:
-        """The drafter's map."""
-        return self.drafter.d2t_S
 
     @property
     def tap_weight(self) -> str | None:

@@ -7,12 +7,15 @@ Letters: A blocks, K block_size, T context rows, N supervised slots, S draft voc
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from dspark.models.drafter_base import DrafterBase
 from dspark.models.packed_attention import PackedBlocks
+
+AnyDrafter = TypeVar("AnyDrafter", bound=DrafterBase)
 
 
 class Batch(Protocol):
@@ -112,3 +115,35 @@ class SlotPass(Protocol):
     def confidence(self, slots: Slots, *, stop_gradient: bool) -> Tensor:
         """Confidence logits, float32 [N]; gradients reach the slots unless stopped."""
         ...
+
+
+class OverDrafter(Generic[AnyDrafter]):
+    """The part of a `SlotPass` that reads the same of drafters of every kind."""
+
+    def __init__(self, drafter: AnyDrafter) -> None:
+        self.drafter = drafter
+
+    @property
+    def module(self) -> nn.Module:
+        """The drafter."""
+        return self.drafter
+
+    @property
+    def sizes(self) -> DrafterSizes:
+        """The drafter's configuration."""
+        return self.drafter.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the drafter's parameters."""
+        return self.drafter.dtype
+
+    @property
+    def head_weight_SD(self) -> Tensor:
+        """The target's rows, shared."""
+        return self.drafter.head_weight_SD
+
+    @property
+    def d2t_S(self) -> Tensor | None:
+        """The drafter's map."""
+        return self.drafter.d2t_S
