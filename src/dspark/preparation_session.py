@@ -297,19 +297,11 @@ def _agrees(span: AnswerSpan, chat: Sequence[Mapping[str, str]], answer: Answer)
 
 
 def _answer(turn: Turn, completion: Completion) -> Answer:
-    return Answer(
-        id=turn.id,
-        domain=turn.prompt.domain,
-        temperature=turn.sampling.temperature,
-        top_p=turn.sampling.top_p,
-        top_k=turn.sampling.top_k,
-        min_p=turn.sampling.min_p,
+    return turn.answered(
         prompt_token_ids=list(completion.prompt_ids),
         token_ids=list(completion.token_ids),
         finish_reason=completion.finish_reason.value,
         text=completion.text,
-        conversation=turn.prompt.id,
-        turn=turn.turn,
     )
 
 

@@ -15,7 +15,8 @@ import torch
 from dspark.algorithms.calibration_metrics import ConfidenceRounds
 from dspark.algorithms.survival import AcceptanceStats
 from dspark.core import FinishReason
-from dspark.errors import CapacityError, InputError
+from dspark.data.durable_rows import append_row
+from dspark.errors import InputError
 from dspark.llm import Completion
 
 PLAIN = "plain"
@@ -182,16 +183,7 @@ class Journal:
                 )
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        try:
-            with self.path.open("ab") as stream:
-                stream.write(json.dumps(row).encode() + b"\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-        except OSError as error:
-            raise CapacityError(
-                f"{self.path} took no more results ({error}); free some disk space and run the "
-                "same command again, finished prompts are kept."
-            ) from error
+        append_row(self.path, row, rows="results", kept="prompts")
 
 
 def _key(record: PromptRecord) -> tuple[Cell, int, str]:

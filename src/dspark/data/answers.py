@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dspark.errors import CapacityError, InputError
+from dspark.data.durable_rows import append_row
+from dspark.errors import InputError
 
 _HEADER = "prepare"
 
@@ -189,16 +190,7 @@ class AnswerFile:
         self.turns.setdefault(answer.conversation_id, []).append(answer)
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        try:
-            with self.path.open("ab") as stream:
-                stream.write(json.dumps(row).encode() + b"\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-        except OSError as error:
-            raise CapacityError(
-                f"{self.path} took no more answers ({error}); free some disk space and run the "
-                "same command again, finished answers are kept."
-            ) from error
+        append_row(self.path, row, rows="answers", kept="answers")
 
 
 def _repaired(file: Path) -> Iterator[Answer | AnswerSettings]:

@@ -184,19 +184,11 @@ class Endpoints:
         if reason not in ("stop", "length"):
             raise _LastingFaultError(f"the answer ended with {reason!r}")
         prompt_ids, answer_ids = self._ids(turn, found, text, reasoning, reason == "length")
-        return Answer(
-            id=turn.id,
-            domain=turn.prompt.domain,
-            temperature=turn.sampling.temperature,
-            top_p=turn.sampling.top_p,
-            top_k=turn.sampling.top_k,
-            min_p=turn.sampling.min_p,
+        return turn.answered(
             prompt_token_ids=prompt_ids,
             token_ids=answer_ids,
             finish_reason=reason,
             text=text,
-            conversation=turn.prompt.id,
-            turn=turn.turn,
             reasoning=reasoning,
         )
 

@@ -37,6 +37,32 @@ class Turn:
         """The conversation up to this turn."""
         return self.prompt.as_chat(self.answers)
 
+    def answered(
+        self,
+        *,
+        prompt_token_ids: Sequence[int],
+        token_ids: Sequence[int],
+        finish_reason: str,
+        text: str,
+        reasoning: str | None = None,
+    ) -> Answer:
+        """The line of the answers file for this turn."""
+        return Answer(
+            id=self.id,
+            domain=self.prompt.domain,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+            min_p=self.sampling.min_p,
+            prompt_token_ids=prompt_token_ids,
+            token_ids=token_ids,
+            finish_reason=finish_reason,
+            text=text,
+            conversation=self.prompt.id,
+            turn=self.turn,
+            reasoning=reasoning,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
