@@ -9,12 +9,10 @@ from torch import Tensor
 
 from dspark.core import Coupling, Request, SamplingParams
 from dspark.engine.chain_pass import ChainPass, log_odds_of_best
-from dspark.engine.cycle import Cycle
-from dspark.engine.live_request import round_table
 from dspark.models.chain import ChainDrafter
 from dspark.models.drafter_config import DrafterKind
 from dspark.models.target import Target
-from tests.engine.test_cycle import PROMPTS, decode_slowly, make_cycle, run
+from tests.engine.test_cycle import PROMPTS, decode_slowly, make_cycle, rounds_of, run
 from tests.toys import VOCAB_SIZE, toy_chain, toy_target
 
 KINDS = pytest.mark.parametrize("kind", [DrafterKind.EAGLE3, DrafterKind.MTP])
@@ -89,16 +87,12 @@ def test_drafts_after_rounds_of_rejection_equal_those_of_a_dense_chain(
             continue
         with torch.inference_mode():
             lives = cycle._live if number == 8 else cycle._live[:1]
-            block = proposer.propose(lives, cache=cycle._cache, noise=noise_of(cycle, lives))
+            block = proposer.propose(lives, cache=cycle._cache, rounds=rounds_of(cycle, lives))
             for live, row, odds in zip(lives, block.tokens_RK, block.confidence_RK, strict=True):
                 logits = dense_chain(drafter, target, live.tokens)
                 assert row.tolist() == [int(x.argmax()) for x in logits]
                 expected = log_odds_of_best(torch.stack(logits))
                 torch.testing.assert_close(odds, expected, atol=1e-3, rtol=1e-3)
-
-
-def noise_of(cycle: Cycle, lives: list[Any]) -> Any:
-    return round_table(lives, device=cycle._target.device).noise
 
 
 @KINDS
@@ -156,7 +150,7 @@ def test_a_slot_of_the_cache_used_again_starts_from_its_own_text(
             (live,) = cycle._live
             proposer = cycle._proposer
             assert proposer is not None
-            block = proposer.propose([live], cache=cycle._cache, noise=noise_of(cycle, [live]))
+            block = proposer.propose([live], cache=cycle._cache, rounds=rounds_of(cycle, [live]))
         logits = dense_chain(drafter, target, live.tokens)
         assert block.tokens_RK[0].tolist() == [int(x.argmax()) for x in logits]
         cycle.abort("0")

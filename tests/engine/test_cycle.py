@@ -12,9 +12,10 @@ from dspark.core import Coupling, DraftBlock, FinishReason, Origin, Request, Sam
 from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.engine.draft_pass import DraftPass
 from dspark.engine.kv_cache import KVCache
-from dspark.engine.live_request import LiveRequest
+from dspark.engine.live_request import LiveRequest, round_table
 from dspark.engine.proposer import StepStates
 from dspark.errors import InputError, NumericsError
+from dspark.kernels.rounds import RoundTable
 from dspark.models.drafter import Drafter
 from dspark.models.target import Target
 from tests.toys import EOS_ID, VOCAB_SIZE, toy_drafter, toy_target
@@ -86,7 +87,7 @@ class OracleDraft:
         pass
 
     def propose(
-        self, requests: Sequence[LiveRequest], *, cache: KVCache, noise: object
+        self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: object
     ) -> DraftBlock:
         rows = []
         for live in requests:
@@ -100,6 +101,10 @@ class OracleDraft:
             rows.append(row)
         self.num_calls += 1
         return DraftBlock(tokens_RK=torch.tensor(rows), probs_RKS=None, confidence_RK=None)
+
+
+def rounds_of(cycle: Cycle, lives: list[Any]) -> RoundTable:
+    return round_table(lives, device=cycle._target.device)
 
 
 def oracle_cycle(
@@ -334,8 +339,8 @@ def test_drafts_of_a_warm_drafter_equal_those_of_a_freshly_primed_one(
     with torch.inference_mode():
         assert isinstance(warm._proposer, DraftPass)
         assert isinstance(fresh._proposer, DraftPass)
-        hidden = warm._proposer._backbone([live], warm._cache)
-        expected = fresh._proposer._backbone([other], fresh._cache)
+        hidden = warm._proposer._backbone([live], warm._cache, rounds_of(warm, [live]))
+        expected = fresh._proposer._backbone([other], fresh._cache, rounds_of(fresh, [other]))
     torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=1e-4)
 
 

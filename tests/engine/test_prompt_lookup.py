@@ -9,8 +9,8 @@ from dspark.core import Coupling, Origin, Request, SamplingParams
 from dspark.engine.prompt_lookup import LookupPass, PromptLookup
 from dspark.errors import InputError
 from dspark.models.target import Target
-from tests.engine.test_chain_pass import chi_square_of_pairs, noise_of
-from tests.engine.test_cycle import PROMPTS, decode_slowly, make_cycle, run
+from tests.engine.test_chain_pass import chi_square_of_pairs
+from tests.engine.test_cycle import PROMPTS, decode_slowly, make_cycle, rounds_of, run
 from tests.toys import toy_drafter, toy_target
 
 LOOKUP = PromptLookup(block_size=4, min_match=1, max_match=3)
@@ -65,7 +65,7 @@ def test_a_proposal_is_the_continuation_of_the_longest_match(target: Target) -> 
     cycle.step()
     proposer = cycle._proposer
     assert isinstance(proposer, LookupPass)
-    block = proposer.propose(cycle._live, cache=cycle._cache, noise=noise_of(cycle, cycle._live))
+    block = proposer.propose(cycle._live, cache=cycle._cache, rounds=rounds_of(cycle, cycle._live))
     assert block.tokens_RK.tolist() == [[20, 21, 3]]
     assert block.is_certain
     expected = torch.tensor([[math.log(4), math.log(5), math.log(6)]])

@@ -137,14 +137,13 @@ def test_a_walk_is_that_of_the_modules(
     hidden_RKD = torch.randn((len(kinds), 4, 32), generator=torch.Generator().manual_seed(seed)).to(
         dtype
     )
+    rounds = round_table(requests, device=proposer.device)
     before = torch.get_num_threads()
     with torch.inference_mode():
-        expected = proposer._walk_by_modules(
-            requests, hidden_RKD, round_table(requests, device=proposer.device).noise
-        )
+        expected = proposer._walk_by_modules(requests, hidden_RKD, rounds.noise)
         torch.set_num_threads(num_threads)
         try:
-            found = proposer._walk_at_once(requests, hidden_RKD)
+            found = proposer._walk_at_once(requests, hidden_RKD, rounds)
         finally:
             torch.set_num_threads(before)
     assert found is not None
@@ -219,6 +218,7 @@ def test_the_layers_in_one_call_have_the_bits_of_the_modules(
     for live in requests:
         live.slot = cache.open()
         cache.reserve(live.slot, 8)
+    rounds = round_table(requests, device=torch.device("cpu"))
     hidden = []
     for uses_stack in (True, False):
         proposer = draft_pass(drafter)
@@ -228,7 +228,7 @@ def test_the_layers_in_one_call_have_the_bits_of_the_modules(
         for pages in (*proposer._pages.keys, *proposer._pages.values):
             pages.copy_(torch.randn(pages.shape, generator=torch.Generator().manual_seed(3)))
         with torch.inference_mode():
-            hidden.append(proposer._backbone(requests, cache))
+            hidden.append(proposer._backbone(requests, cache, rounds))
     assert torch.equal(*hidden)
 
 
@@ -271,7 +271,8 @@ def test_scores_that_are_not_finite_are_left_to_the_modules(instructions: str) -
     requests = live_requests(KINDS, vocab_size=40)
     hidden_RKD = torch.zeros((len(KINDS), 4, 32))
     hidden_RKD[2, 3, 5] = torch.nan
-    assert proposer._walk_at_once(requests, hidden_RKD) is None
+    rounds = round_table(requests, device=proposer.device)
+    assert proposer._walk_at_once(requests, hidden_RKD, rounds) is None
 
 
 def test_what_the_operators_do_not_know_is_left_to_the_modules() -> None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from dspark.algorithms.acceptance import draw_draft
-from dspark.algorithms.noise import RoundNoise
 from dspark.algorithms.sampling import RowContext, process_logits
 from dspark.core import AttentionLayout, DraftBlock
 from dspark.engine.batch import Run, layout_of
@@ -23,6 +22,7 @@ from dspark.engine.live_request import LiveRequest
 from dspark.engine.proposer import StepStates
 from dspark.kernels import selection
 from dspark.kernels.attention import attention
+from dspark.kernels.rounds import RoundTable
 from dspark.models.attention import KVPages, LayerShape
 from dspark.models.chain import ChainDrafter
 from dspark.models.kinds import vocabulary_of
@@ -63,10 +63,10 @@ class ChainPass:
         self._states[states.layout.slots_N] = self.drafter.state(states.taps_NM)
 
     def propose(
-        self, requests: Sequence[LiveRequest], *, cache: KVCache, noise: RoundNoise
+        self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: RoundTable
     ) -> DraftBlock:
         """K tokens for each request, each drawn before the next one is computed."""
-        state_RD = self._catch_up(requests, cache)
+        state_RD, noise = self._catch_up(requests, cache), rounds.noise
         drafted: list[list[int]] = [[] for _ in requests]
         tokens, probs, confidence = [], [], []
         for slot in range(self.block_size):

@@ -28,6 +28,7 @@ from dspark.engine.live_request import LiveRequest, StopText, origins_of, round_
 from dspark.engine.planner import FixedWidthPlanner
 from dspark.engine.proposer import Proposer, StepStates
 from dspark.errors import InputError
+from dspark.kernels.rounds import RoundTable
 from dspark.models.target import Target
 
 
@@ -157,11 +158,12 @@ class Cycle:
         """One round of every request that can take part."""
         self._admit()
         batch = self._compose()
-        block = self._draft(batch)
+        rounds = round_table(batch.sampling, device=self._target.device)
+        block = self._draft(batch, rounds)
         plan = self._plan(batch, block)
         drafts = self._drafts(batch, block, plan)
         logits_NV = self._verify(batch, drafts)
-        judgement = self._accept(batch, block, drafts, logits_NV)
+        judgement = self._accept(batch, rounds, block, drafts, logits_NV)
         result = self._commit(batch, block, drafts, judgement)
         if self.config.is_checked:
             self.check()
@@ -201,13 +203,12 @@ class Cycle:
         ending = [chunk.live for chunk in chunks if chunk.ends_prompt]
         return _Batch(decoding=decoding, caps=caps, chunks=chunks, sampling=[*decoding, *ending])
 
-    def _draft(self, batch: _Batch) -> DraftBlock | None:
+    def _draft(self, batch: _Batch, rounds: RoundTable) -> DraftBlock | None:
         drafting = [r for r, cap in enumerate(batch.caps) if cap > 0]
         if self._proposer is None or not drafting:
             return None  # no drafter call, no cost (UC-142)
         requests = [batch.decoding[r] for r in drafting]
-        rounds = round_table(requests, device=self._target.device)
-        block = self._proposer.propose(requests, cache=self._cache, noise=rounds.noise)
+        block = self._proposer.propose(requests, cache=self._cache, rounds=rounds.pick(drafting))
         if len(drafting) == len(batch.sampling):
             return block
         return _spread(block, drafting, num_rows=len(batch.sampling))
@@ -276,12 +277,20 @@ class Cycle:
     def _accept(
         self,
         batch: _Batch,
+        rounds: RoundTable,
         block: DraftBlock | None,
         drafts: Sequence[Sequence[int]],
         logits_NV: Tensor,
     ) -> Judgement:
         vocabulary = None if self._proposer is None else self._proposer.vocabulary
-        return judge(batch.sampling, logits_NV, drafts=drafts, block=block, vocabulary=vocabulary)
+        return judge(
+            batch.sampling,
+            logits_NV,
+            rounds=rounds,
+            drafts=drafts,
+            block=block,
+            vocabulary=vocabulary,
+        )
 
     def _commit(
         self,

@@ -17,12 +17,12 @@ from dspark.algorithms.sampling import RowContext, process_logits
 from dspark.core import AttentionLayout, DraftBlock
 from dspark.engine.batch import Run, layout_of
 from dspark.engine.kv_cache import KVCache
-from dspark.engine.live_request import LiveRequest, round_table
+from dspark.engine.live_request import LiveRequest
 from dspark.engine.proposer import StepStates
 from dspark.kernels import selection
 from dspark.kernels.attention import attention
 from dspark.kernels.draft import feed_context, walk
-from dspark.kernels.rounds import DrawKind
+from dspark.kernels.rounds import DrawKind, RoundTable
 from dspark.kernels.stack import FusedStack
 from dspark.models.attention import KVPages, LayerShape
 from dspark.models.drafter import Drafter
@@ -82,18 +82,20 @@ class DraftPass:
         )
 
     def propose(
-        self, requests: Sequence[LiveRequest], *, cache: KVCache, noise: RoundNoise
+        self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: RoundTable
     ) -> DraftBlock:
         """One block of K tokens for each request, its last token being the anchor."""
-        hidden_RKD = self._backbone(requests, cache)
+        hidden_RKD, noise = self._backbone(requests, cache, rounds), rounds.noise
         plain = [r for r, live in enumerate(requests) if live.is_plain]
         if self._walk_weights is None or not plain:
             return self._walk_by_modules(requests, hidden_RKD, noise)
         if len(plain) == len(requests):
-            block = self._walk_at_once(requests, hidden_RKD)
+            block = self._walk_at_once(requests, hidden_RKD, rounds)
             return self._walk_by_modules(requests, hidden_RKD, noise) if block is None else block
         others = sorted(set(range(len(requests))) - set(plain))
-        block = self._walk_at_once([requests[r] for r in plain], hidden_RKD[plain])
+        block = self._walk_at_once(
+            [requests[r] for r in plain], hidden_RKD[plain], rounds.pick(plain)
+        )
         if block is None:
             return self._walk_by_modules(requests, hidden_RKD, noise)
         rest = self._walk_by_modules(
@@ -115,11 +117,12 @@ class DraftPass:
             keys[pages_N, :, rows_N] = k_NGE
             values[pages_N, :, rows_N] = v_NGE
 
-    def _backbone(self, requests: Sequence[LiveRequest], cache: KVCache) -> Tensor:
-        anchors_R = torch.tensor([r.tokens[-1] for r in requests], device=self.device)
+    def _backbone(
+        self, requests: Sequence[LiveRequest], cache: KVCache, rounds: RoundTable
+    ) -> Tensor:
         runs = [Run(r.slot, len(r.tokens) - 1, self.block_size) for r in requests]
         layout = layout_of(runs, cache, device=self.device, is_two_way=True)
-        x_ND = self.drafter.block_inputs(anchors_R)
+        x_ND = self.drafter.block_inputs(rounds.anchors_R)
         hidden_ND = (
             self._stacked(self._stack, x_ND, layout)
             if self._stack is not None
@@ -159,11 +162,10 @@ class DraftPass:
         )
 
     def _walk_at_once(
-        self, requests: Sequence[LiveRequest], hidden_RKD: Tensor
+        self, requests: Sequence[LiveRequest], hidden_RKD: Tensor, rounds: RoundTable
     ) -> DraftBlock | None:
         """The walk as one operator; `None` if a score is not finite."""
         assert self._walk_weights is not None
-        rounds = round_table(requests, device=self.device)
         has_maximal = any(live.kind == DrawKind.MAXIMAL for live in requests)
         probs_RKS = self._memory_of_probs(len(requests)) if has_maximal else None
         found = walk(

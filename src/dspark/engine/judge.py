@@ -14,10 +14,10 @@ from dspark.algorithms.acceptance import Verdict, accept, one_hot
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
 from dspark.algorithms.sampling import RowContext, TokenScores, process_logits, token_logprobs
 from dspark.core import DraftBlock, TokenLogprobs
-from dspark.engine.live_request import LiveRequest, round_table
+from dspark.engine.live_request import LiveRequest
 from dspark.kernels import selection
 from dspark.kernels.decision import decide, has_fast_path
-from dspark.kernels.rounds import DrawKind
+from dspark.kernels.rounds import DrawKind, RoundTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,14 @@ def judge(
     requests: Sequence[LiveRequest],
     logits_NV: Tensor,
     *,
+    rounds: RoundTable,
     drafts: Sequence[Sequence[int]],
     block: DraftBlock | None,
     vocabulary: DraftVocabulary | None,
 ) -> Judgement:
     """`drafts[r]` are the drafted tokens of request r that were verified, its rows one more.
 
-    Rows come request by request. `block` is what the drafts are the beginnings of. Raises
+    Rows come request by request, `rounds` has a column for each. `block` is what the drafts are the beginnings of. Raises
     `NumericsError` for logits that are not finite, `InputError` if a request bans every token.
     """
     if block is not None and block.is_certain and _has_maximal(requests):
@@ -61,7 +62,7 @@ def judge(
     starts = _starts(drafts)
     outcome = None
     if plain:
-        outcome = _judge_at_once(requests, logits_NV, plain, starts, drafts, block, vocabulary)
+        outcome = _judge_at_once(rounds, logits_NV, plain, starts, drafts, block, vocabulary)
     if outcome is None:
         plain, outcome = [], ([], [])
     num_accepted, next_tokens = outcome
@@ -70,7 +71,7 @@ def judge(
         verdict = Verdict(num_accepted=num_accepted, next_tokens=next_tokens, lengths=lengths)
         return Judgement(verdict=verdict, scores=None, first_rows={})
     others = sorted(set(range(len(requests))) - set(plain))
-    by_rows = _judge_by_rows(requests, logits_NV, others, starts, drafts, block, vocabulary)
+    by_rows = _judge_by_rows(requests, rounds, logits_NV, others, starts, drafts, block, vocabulary)
     return _joined(by_rows, others, plain, num_accepted, next_tokens, drafts)
 
 
@@ -91,7 +92,7 @@ def _starts(drafts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _judge_at_once(
-    requests: Sequence[LiveRequest],
+    rounds: RoundTable,
     logits_NV: Tensor,
     picked: Sequence[int],
     starts: Sequence[int],
@@ -99,7 +100,7 @@ def _judge_at_once(
     block: DraftBlock | None,
     vocabulary: DraftVocabulary | None,
 ) -> tuple[list[int], list[int]] | None:
-    is_every = len(picked) == len(requests)
+    is_every = len(picked) == len(rounds)
     tokens_RK = logits_NV.new_empty((len(picked), 0), dtype=torch.int64)
     probs_RKS = None
     if block is not None:
@@ -109,7 +110,7 @@ def _judge_at_once(
             probs_RKS = probs_RKS[list(picked)]
     return decide(
         logits_NV,
-        rounds=round_table([requests[r] for r in picked], device=logits_NV.device),
+        rounds=rounds.pick(picked),
         starts_R=torch.tensor([starts[r] for r in picked]),
         lengths_R=torch.tensor([len(drafts[r]) for r in picked]),
         draft_tokens_RK=tokens_RK,
@@ -120,6 +121,7 @@ def _judge_at_once(
 
 def _judge_by_rows(
     requests: Sequence[LiveRequest],
+    rounds: RoundTable,
     logits_NV: Tensor,
     picked: Sequence[int],
     starts: Sequence[int],
@@ -151,7 +153,7 @@ def _judge_by_rows(
         draft_tokens_RK=tokens_RK,
         draft_probs_RKS=probs_RKS,
         lengths=[len(drafts[r]) for r in picked],
-        noise=round_table([requests[r] for r in picked], device=logits_NV.device).noise,
+        noise=rounds.pick(picked).noise,
         vocabulary=vocabulary,
     )
     return Judgement(verdict=verdict, scores=scores, first_rows=first_rows)

@@ -12,12 +12,12 @@ from weakref import WeakKeyDictionary
 import torch
 
 from dspark.algorithms.ngram_index import NgramIndex
-from dspark.algorithms.noise import RoundNoise
 from dspark.core import DraftBlock
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest
 from dspark.engine.proposer import StepStates
 from dspark.errors import InputError
+from dspark.kernels.rounds import RoundTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class LookupPass:
         requests: Sequence[LiveRequest],
         *,
         cache: KVCache,  # noqa: ARG002 (a proposer of its own kind)
-        noise: RoundNoise,  # noqa: ARG002
+        rounds: RoundTable,  # noqa: ARG002
     ) -> DraftBlock:
         """Up to K tokens for each request, none where its last words are new.
 

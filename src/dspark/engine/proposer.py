@@ -11,10 +11,10 @@ from typing import Protocol
 from torch import Tensor
 
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
-from dspark.algorithms.noise import RoundNoise
 from dspark.core import AttentionLayout, DraftBlock
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest
+from dspark.kernels.rounds import RoundTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,9 @@ class Proposer(Protocol):
         """
 
     def propose(
-        self, requests: Sequence[LiveRequest], *, cache: KVCache, noise: RoundNoise
+        self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: RoundTable
     ) -> DraftBlock:
-        """One block for each request: `tokens[-1]` is its anchor, all before it was fed."""
+        """One block for each request: `tokens[-1]` is its anchor, all before it was fed.
+
+        `rounds` has a column for each of them.
+        """
