@@ -86,23 +86,29 @@ struct Operand {
   }
 };
 
+// A product as the kernels read it: all but the rows that go in and where the outputs lie.
+inline Linear linear_of(const Product& product, Type out_type) {
+  Linear task = {};
+  task.weights = product.weights;
+  task.out_type = out_type;
+  task.packed = product.packed;
+  task.num_units = product.num_units;
+  task.num_outputs = product.num_outputs;
+  task.bias = product.bias;
+  task.output_scales = product.scales;
+  task.output_sums = product.sums;
+  return task;
+}
+
 // Outputs of some panels for the first `num_rows` rows of x, in the type of the rows.
 inline void run_panels(const Kernels& k, const Product& product, const Operand& x,
                        int64_t num_rows, Type type, char* out, int64_t panel_begin,
                        int64_t panel_end) {
-  Linear task = {};
-  task.weights = product.weights;
-  task.out_type = type;
-  task.packed = product.packed;
-  task.num_units = product.num_units;
-  task.num_outputs = product.num_outputs;
+  Linear task = linear_of(product, type);
   task.x = x.data.data();
   task.x_stride = x.row_bytes;
   task.num_tokens = num_rows;
-  task.bias = product.bias;
   task.token_scales = x.scales.data();
-  task.output_scales = product.scales;
-  task.output_sums = product.sums;
   task.out = out;
   task.out_stride = product.num_outputs;
   if (panel_begin < panel_end && num_rows > 0) k.linear(task, panel_begin, panel_end);

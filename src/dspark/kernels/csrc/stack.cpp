@@ -205,19 +205,11 @@ Inputs Pass::prepare(const Product& next, const Norm& norm, Rows from, int64_t v
 void Pass::multiply(const Product& product, const Inputs& from, char* out, int64_t out_stride,
                     int64_t panel_begin, int64_t panel_end) const {
   if (panel_begin >= panel_end) return;
-  Linear task = {};
-  task.weights = product.weights;
-  task.out_type = type;
-  task.packed = product.packed;
-  task.num_units = product.num_units;
-  task.num_outputs = product.num_outputs;
+  Linear task = linear_of(product, type);
   task.x = from.rows.data;
   task.x_stride = from.rows.stride;
   task.num_tokens = num_tokens;
-  task.bias = product.bias;
   task.token_scales = from.scales;
-  task.output_scales = product.scales;
-  task.output_sums = product.sums;
   task.out = out;
   task.out_stride = out_stride / size;
   k.linear(task, panel_begin, panel_end);
