@@ -50,8 +50,9 @@ def judge(
 ) -> Judgement:
     """`drafts[r]` are the drafted tokens of request r that were verified, its rows one more.
 
-    Rows come request by request, `rounds` has a column for each. `block` is what the drafts are the beginnings of. Raises
-    `NumericsError` for logits that are not finite, `InputError` if a request bans every token.
+    Rows come request by request, `rounds` has a column for each. `block` is what the drafts are
+    the beginnings of. Raises `NumericsError` for logits that are not finite, `InputError` if a
+    request bans every token.
     """
     if block is not None and block.is_certain and _has_maximal(requests):
         probs_RKS, vocabulary = one_hot(block.tokens_RK, vocab_size=logits_NV.shape[1])
