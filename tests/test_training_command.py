@@ -253,7 +253,6 @@ def test_a_missing_tensorboard_is_named_with_its_command(
 def test_curves_are_written_where_tensorboard_is_installed(
     run: Run, answers: Path, shape: Sequence[object], tmp_path: Path
 ):
-    pytest.importorskip("tensorboard")
     curves = tmp_path / "curves"
     code, _, err = run(
         *("train", answers, "--out", tmp_path / "d", "--steps", 4, *shape),

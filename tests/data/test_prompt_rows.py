@@ -4,7 +4,9 @@ import json
 import sys
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from dspark.data.prompt_rows import rows_of, stem_of
 from dspark.data.prompts import read_prompts
@@ -17,8 +19,6 @@ ROWS = [
 
 
 def test_a_parquet_file_gives_the_prompts_of_the_same_json_lines(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "p.parquet")
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     assert read_prompts(tmp_path / "p.parquet") == read_prompts(tmp_path / "p.jsonl")
@@ -29,7 +29,6 @@ def test_a_parquet_file_gives_the_prompts_of_the_same_json_lines(tmp_path: Path)
 
 @pytest.mark.filterwarnings("ignore")  # of the library's own
 def test_a_data_set_is_loaded_by_its_name_and_split(tmp_path: Path, monkeypatch) -> None:
-    pytest.importorskip("datasets")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "prompts"
     folder.mkdir()
