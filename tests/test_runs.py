@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from dspark.data.answers import read_answers
 from dspark.llm import LLM
@@ -52,3 +53,46 @@ def test_the_gpu_script_leaves_a_drafter_within_its_minutes(
         assert file.stat().st_size <= 16_000_000
     llm = LLM.load(model_dir, drafter=folder / "drafter", dtype="fp32", compile=False)
     assert llm.block_size == 2
+
+
+@pytest.mark.slow
+def test_the_baselines_script_makes_its_table_and_goes_on(model_dir: Path, tmp_path: Path) -> None:
+    """At toy size on a CPU: three kinds on the same answers, one shared cache, one table."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [
+        {
+            **{"id": f"a{i}", "domain": "chat", "temperature": 1.0, "top_p": 1.0},
+            "prompt_token_ids": torch.randint(10, 250, (5,), generator=generator).tolist(),
+            "token_ids": torch.randint(10, 250, (14,), generator=generator).tolist(),
+            **{"finish_reason": "length", "text": ""},
+        }
+        for i in range(12)
+    ]
+    answers, folder = tmp_path / "answers.jsonl", tmp_path / "out"
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "toy.jsonl").write_text(json.dumps({"turns": ["say 1"]}) + "\n")
+    environment = {
+        **os.environ,
+        "DSPARK": f"{sys.executable} -m dspark",
+        "PYTHONPATH": str(ROOT / "src"),
+        **{"TARGET": str(model_dir), "RECIPE": "", "ROWS": "dspark mtp chat-2", "TASKS": "toy"},
+        "TRAIN": "--dtype fp32 --eager "
+        "--draft-vocab-size 64 --num-held-out 2 --answers-per-step 2 --validate-every 2",
+        "EVALUATE": "--dtype fp32 --eager --max-new-tokens 12",
+    }
+    command = ["bash", ROOT / "runs/smollm2_baselines.sh", answers, tmp_path, "2", folder]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    table = [line.split("\t") for line in (folder / "table.tsv").read_text().splitlines()]
+    assert sorted(row for row, _, _ in table) == ["chat-2", "dspark", "mtp"]
+    assert all(float(tau) >= 1.0 and int(step) <= 2 for _, tau, step in table)
+    assert (folder / "dspark-work/states").resolve() == (folder / "states").resolve()
+    assert len((folder / "states/index.jsonl").read_text().splitlines()) == 12
+    assert "mtp" in done.stdout
+    (folder / "chat-2.json").unlink()  # as after a kill: this row alone is made again
+    before = (folder / "mtp.json").stat().st_mtime_ns
+    again = {**environment, "EVALUATE": "no"}
+    done = subprocess.run(command, env=again, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "mtp.json").stat().st_mtime_ns == before
+    assert (folder / "chat-2.json").exists()

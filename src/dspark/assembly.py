@@ -89,14 +89,16 @@ def load_target(
     dtype: str | None = None,
     quantization: str | None = None,
     is_compiled: bool = True,
-    is_packed: bool = True,
+    is_packed: bool | None = True,
     threads: int | None = None,
 ) -> Target:
-    """The target alone; training reads its plain weights, so it is not packed there.
+    """The target alone; `is_packed` `None` is what training takes: packed unless there is a GPU.
 
     Packed weights are a form for the CPU; plain ones lie on a GPU where there is one.
     """
     set_threads(threads)
+    if is_packed is None:
+        is_packed = resolve_device("auto").type == "cpu"
     return Target.load(
         DEFAULT_TARGET if target is None else target,
         dtype=resolve_dtype("auto" if dtype is None else dtype),
@@ -149,6 +151,19 @@ def layers_of(text: str | None) -> tuple[int, ...] | None:
     except ValueError as error:
         raise InputError(
             f"tap_layers is {text!r}, but it must be layer numbers with commas, such as 1,7,14."
+        ) from error
+
+
+def repeats_of(text: str | None) -> tuple[tuple[str, int], ...] | None:
+    """Domains and numbers as they are typed: "chat=2,code=3"."""
+    if text is None:
+        return None
+    pairs = [part.rpartition("=") for part in text.split(",")]
+    try:
+        return tuple((domain, int(times)) for domain, _, times in pairs)
+    except ValueError as error:
+        raise InputError(
+            f"repeats is {text!r}, but it must be domains with numbers, such as chat=2,code=3."
         ) from error
 
 

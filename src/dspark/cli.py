@@ -606,6 +606,7 @@ def train(
     answers_per_step: Annotated[int | None, option(_RECIPE, "answers_per_step")] = None,
     micro_batches: Annotated[int | None, option(_RECIPE, "micro_batches")] = None,
     tokens_per_anchor: Annotated[float | None, option(_RECIPE, "tokens_per_anchor")] = None,
+    repeats: Annotated[str | None, option(_RECIPE, "repeats")] = None,
     on_policy: Annotated[float | None, option(_RECIPE, "on_policy")] = None,
     num_held_out: Annotated[int | None, option(_RECIPE, "num_held_out")] = None,
     validate_every: Annotated[int | None, option(_RECIPE, "validate_every")] = None,
@@ -686,6 +687,7 @@ def train(
             answers_per_step=answers_per_step,
             micro_batches=micro_batches,
             tokens_per_anchor=tokens_per_anchor,
+            repeats=assembly.repeats_of(repeats),
             on_policy=on_policy,
             num_held_out=num_held_out,
             validate_every=validate_every,
@@ -1302,7 +1304,7 @@ def bench_states(
     )
     console = Console(stderr=True)
     loaded = assembly.load_target(
-        target=target, dtype=dtype, is_compiled=False, is_packed=False, threads=threads
+        target=target, dtype=dtype, is_compiled=False, is_packed=None, threads=threads
     )
     found = cache_loss.measure(
         loaded,

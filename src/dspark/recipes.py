@@ -46,6 +46,8 @@ class Recipe:
     """Parts that a step is computed in, to bound memory; the gradient is the same."""
     tokens_per_anchor: float = 3.5
     """One block for this many positions of an answer, placed anew at each visit."""
+    repeats: tuple[tuple[str, int], ...] = ()
+    """Domains whose answers come several times an epoch, and how often, such as chat=2."""
     on_policy: float = 0.0
     """Share of the steps that replay the drafter's own drafts through the target."""
     num_held_out: int = 96

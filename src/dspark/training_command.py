@@ -79,7 +79,7 @@ class TrainingCommand:
                 target=self.target,
                 dtype=self.dtype,
                 is_compiled=False,
-                is_packed=False,
+                is_packed=None,
                 threads=self.threads,
             )
             tokenizer = Tokenizer.load(resolve_source(target.spec.name))

@@ -255,6 +255,7 @@ def batch_config(recipe: Recipe, *, block_size: int) -> BatchConfig:
         micro_batches=recipe.micro_batches,
         tokens_per_anchor=recipe.tokens_per_anchor,
         num_held_out=recipe.num_held_out,
+        repeats=tuple(recipe.repeats),
         seed=recipe.seed,
     )
 

@@ -48,6 +48,35 @@ def test_an_epoch_reads_each_answer_once_in_an_order_that_changes():
     assert places[:10] != places[10:]
 
 
+def test_answers_of_a_repeated_domain_come_that_often_an_epoch():
+    answers = [
+        replace(a, domain="chat" if i % 3 == 0 else "math")
+        for i, a in enumerate(random_answers(18, vocab_size=VOCAB))
+    ]
+    states = Numbered()
+    config = BatchConfig(block_size=3, answers_per_step=4, num_held_out=2, repeats=(("chat", 3),))
+    source = AnswerBatches(answers, source=states, config=config)
+    num_chat = sum(a.domain == "chat" for a in source.train)
+    num_places = len(source.train) + 2 * num_chat
+    read = []
+    for step in range(num_places // 4):
+        source.step(step)
+        read += states.read_last
+    counts = {a.id: read.count(a.id) for a in source.train}
+    missing = num_places % 4  # the last places of the epoch share a step with the next one
+    assert sum(counts.values()) == num_places - missing
+    for a in source.train:
+        assert counts[a.id] <= (3 if a.domain == "chat" else 1)
+
+
+def test_a_domain_that_no_answer_has_cannot_be_repeated():
+    answers = random_answers(18, vocab_size=VOCAB)
+    with pytest.raises(InputError, match="No answer is of domain 'poems'"):
+        batches(answers, repeats=(("poems", 2),))
+    with pytest.raises(InputError, match="repeats of 'chat' is 0"):
+        batches(answers, repeats=(("chat", 0),))
+
+
 def test_a_step_is_a_function_of_seed_and_number():
     """UC-118: order and anchors do not depend on what ran before."""
     answers = random_answers(20, vocab_size=VOCAB)

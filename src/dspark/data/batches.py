@@ -55,9 +55,14 @@ class BatchConfig:
     """One block per this many candidate positions, drawn anew at each visit."""
     num_held_out: int = 96
     """Prompts kept out of training, with all their answers."""
+    repeats: tuple[tuple[str, int], ...] = ()
+    """Domains whose answers come several times an epoch, and how often."""
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for domain, times in self.repeats:
+            if times < 1:
+                raise InputError(f"repeats of {domain!r} is {times}, but it must be at least 1.")
         for name in ("block_size", "answers_per_step", "micro_batches"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)!r}, but it must be at least 1.")
@@ -99,8 +104,9 @@ class AnswerBatches:
         self.train, self.held_out_answers = split_held_out(
             kept, num_prompts=config.num_held_out, seed=config.seed
         )
+        self._visits = visits([answer.domain for answer in self.train], config.repeats)
         self._order = Order(
-            num_sequences=len(self.train), per_step=config.answers_per_step, seed=config.seed
+            num_sequences=len(self._visits), per_step=config.answers_per_step, seed=config.seed
         )
 
     def step(self, step: int) -> list[Batch]:
@@ -118,7 +124,7 @@ class AnswerBatches:
         return math.ceil(self.config.answers_per_step / self.config.micro_batches)
 
     def _answers_of(self, step: int) -> list[Answer]:
-        return [self.train[index] for index in self._order.sequences(step)]
+        return [self.train[self._visits[place]] for place in self._order.sequences(step)]
 
     def _mine(self, count: int) -> slice:
         """This rank's share of a micro-batch, or its first answer for a rank without one."""
@@ -158,6 +164,21 @@ class AnswerBatches:
             sequences = list(zip(drawn[chosen], states, strict=True))
             batch = pack(sequences, block_size=self.config.block_size)
             yield batch if chosen == mine else unsupervised(batch)
+
+
+def visits(domains: Sequence[str], repeats: Sequence[tuple[str, int]]) -> list[int]:
+    """Which answer each place of an epoch reads; an answer of a repeated domain has several.
+
+    Raises `InputError` for a domain that no answer has.
+    """
+    times = dict(repeats)
+    for domain in times:
+        if domain not in domains:
+            raise InputError(
+                f"No answer is of domain {domain!r}, which is to be repeated; there are "
+                f"{', '.join(map(repr, sorted(set(domains))))}."
+            )
+    return [i for i, domain in enumerate(domains) for _ in range(times.get(domain, 1))]
 
 
 def share(count: int, *, rank: int, num_ranks: int) -> slice:

@@ -257,6 +257,7 @@ class Target:
         self._layers = nn.ModuleList()
         self.model.base_model.layers = self._layers
         self._attention_modules = []
+        self._stack = None
 
     def pack(self, *, quantization: str | None = None) -> None:
         """Swap the linear layers for packed ones; fused layers then run as one operator each.
