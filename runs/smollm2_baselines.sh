@@ -62,7 +62,8 @@ switches() {
         *) echo "No row is called $1." >&2; return 1 ;;
     esac
 }
-all="dspark dflash eagle3 mtp dflash-5 dpace dpace-acceptance decay-2 lk-alpha lk-lambda kl dpace-lk
+all="dspark
+    dflash eagle3 mtp dflash-5 dpace dpace-acceptance decay-2 lk-alpha lk-lambda kl dpace-lk
     rnn rnn-plain gated tap-mixing on-policy chat-2 layers-1 layers-3 block-4 block-7 rank-32
     rank-128 taps-2 taps-3 vocab-8k vocab-16k"
 

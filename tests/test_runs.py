@@ -61,10 +61,14 @@ def test_the_baselines_script_makes_its_table_and_goes_on(model_dir: Path, tmp_p
     generator = torch.Generator().manual_seed(0)
     rows = [
         {
-            **{"id": f"a{i}", "domain": "chat", "temperature": 1.0, "top_p": 1.0},
+            "id": f"a{i}",
+            "domain": "chat",
+            "temperature": 1.0,
+            "top_p": 1.0,
             "prompt_token_ids": torch.randint(10, 250, (5,), generator=generator).tolist(),
             "token_ids": torch.randint(10, 250, (14,), generator=generator).tolist(),
-            **{"finish_reason": "length", "text": ""},
+            "finish_reason": "length",
+            "text": "",
         }
         for i in range(12)
     ]
@@ -75,7 +79,10 @@ def test_the_baselines_script_makes_its_table_and_goes_on(model_dir: Path, tmp_p
         **os.environ,
         "DSPARK": f"{sys.executable} -m dspark",
         "PYTHONPATH": str(ROOT / "src"),
-        **{"TARGET": str(model_dir), "RECIPE": "", "ROWS": "dspark mtp chat-2", "TASKS": "toy"},
+        "TARGET": str(model_dir),
+        "RECIPE": "",
+        "ROWS": "dspark mtp chat-2",
+        "TASKS": "toy",
         "TRAIN": "--dtype fp32 --eager "
         "--draft-vocab-size 64 --num-held-out 2 --answers-per-step 2 --validate-every 2",
         "EVALUATE": "--dtype fp32 --eager --max-new-tokens 12",
