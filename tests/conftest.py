@@ -1,16 +1,27 @@
 """A toy model on disk, for everything that starts from a path."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from dspark import artifacts
 from dspark.models.checkpoint import Provenance, save_drafter, target_fingerprint
 from dspark.models.target import Target
 from dspark.text.tokenizer import Tokenizer
 from tests.toy_text import save_byte_level
 from tests.toys import toy_drafter
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_artifacts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Step costs of toys stay out of the user's cache; each is measured once a session."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(artifacts, "default_cache", lambda: folder)
+        yield
 
 
 @pytest.fixture(scope="session")

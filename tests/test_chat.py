@@ -17,7 +17,7 @@ PARAMS = SamplingParams(seed=3, max_tokens=6)
 
 @pytest.fixture(scope="module")
 def llm(model_dir: Path, drafter_dir: Path) -> LLM:
-    return LLM.load(model_dir, drafter=drafter_dir, dtype="fp32", compile=False)
+    return LLM.load(model_dir, drafter=drafter_dir, dtype="fp32", compile=False, policy="fixed")
 
 
 def talk(llm: LLM, lines: Sequence[str | type[BaseException]]) -> tuple[Conversation, str]:

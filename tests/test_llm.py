@@ -16,7 +16,13 @@ CONFIG = CycleConfig(num_positions=2048, page_size=8, is_checked=True)
 @pytest.fixture(scope="module")
 def llm(model_dir: Path, drafter_dir: Path) -> LLM:
     return LLM.load(
-        model_dir, drafter=drafter_dir, dtype="fp32", device="cpu", compile=False, config=CONFIG
+        model_dir,
+        drafter=drafter_dir,
+        dtype="fp32",
+        device="cpu",
+        compile=False,
+        config=CONFIG,
+        policy="fixed",
     )
 
 

@@ -50,6 +50,7 @@ def load_llm(
     threads: int | None = None,
     max_requests: int | None = None,
     thinking: bool | None = None,
+    policy: str | None = None,
 ) -> LLM:
     """What the options of a command mean; `None` takes the default of `LLM.load`.
 
@@ -62,6 +63,7 @@ def load_llm(
         "device": device,
         "quantization": quantization,
         "thinking": thinking,
+        "policy": policy,
     }
     options = {name: value for name, value in options.items() if value is not None}
     if drafter is not None:

@@ -81,6 +81,15 @@ Threads = Annotated[
         help="Processor threads.", show_default="PyTorch's choice", rich_help_panel="Model"
     ),
 ]
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        help="How many drafted tokens are verified: auto weighs confidence, load and measured "
+        "costs; fixed, fixed:K, mtp1, threshold:X, table:R=K,R=K and none do not.",
+        show_default="auto",
+        rich_help_panel="Model",
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", help="Print one line of JSON on the standard output and nothing else."),
@@ -207,6 +216,7 @@ def generate(
     quantization: Quantization = None,
     eager: Eager = False,
     threads: Threads = None,
+    policy: Policy = None,
     system: System = None,
     thinking: Thinking = None,
     raw: Annotated[
@@ -266,6 +276,7 @@ def generate(
         quantization=quantization,
         is_compiled=not eager,
         threads=threads,
+        policy=policy,
         thinking=thinking,
     )
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -285,6 +296,7 @@ def chat(
     quantization: Quantization = None,
     eager: Eager = False,
     threads: Threads = None,
+    policy: Policy = None,
     system: System = None,
     thinking: Thinking = None,
     plain: Plain = False,
@@ -323,6 +335,7 @@ def chat(
             quantization=quantization,
             is_compiled=not eager,
             threads=threads,
+            policy=policy,
             thinking=thinking,
         )
     conversation = Conversation(llm, params, system=system)
@@ -343,6 +356,7 @@ def demo(
     quantization: Quantization = None,
     eager: Eager = False,
     threads: Threads = None,
+    policy: Policy = None,
     temperature: Annotated[float | None, option(_DEMO, "temperature")] = None,
     prompts: Annotated[int | None, option(_DEMO, "num_prompts")] = None,
     max_new_tokens: Annotated[int | None, option(_DEMO, "max_new_tokens")] = None,
@@ -378,6 +392,7 @@ def demo(
             quantization=quantization,
             is_compiled=not eager,
             threads=threads,
+            policy=policy,
         )
     if drafter != "none":
         assembly.require_drafter(llm)
@@ -855,6 +870,7 @@ def evaluate(
             threads=threads,
             max_requests=config.batch_size,
             thinking=recorded.thinking,
+            policy="fixed",
         )
     contenders = assembly.contenders(llm, drafter or None, has_heads_off=heads_off)
     settings = {**settings_of(llm, config), "quantization": quantization, **asdict(recorded)}
@@ -1052,6 +1068,7 @@ def exact(
             is_compiled=not eager,
             threads=threads,
             max_requests=16,
+            policy="fixed",
         ):
             assembly.require_drafter(llm)
             bars = _Bars(progress)

@@ -81,6 +81,8 @@ class SamplingParams:
     """Log-probabilities of the chosen and of this many most likely tokens; `None` for none."""
     max_draft: int | None = None
     """Largest number of drafted tokens verified in a round; 0 is plain decoding, `None` no cap."""
+    min_tokens_per_s: float = 0.0
+    """Speed that the answer shall have at least, where any budget gives it; 0 asks for none."""
     coupling: Coupling | None = None
     """`None`: shared noise with a seed, otherwise maximal."""
 
@@ -115,6 +117,12 @@ class SamplingParams:
         )
         _require(
             self.max_draft is None or self.max_draft >= 0, "max_draft", self.max_draft, "be >= 0"
+        )
+        _require(
+            0.0 <= self.min_tokens_per_s < math.inf,
+            "min_tokens_per_s",
+            self.min_tokens_per_s,
+            "be at least 0",
         )
 
     @property
@@ -198,6 +206,15 @@ class RoundResult:
     finish_reason: FinishReason | None
     confidence_logits: Sequence[float] | None = None
     """Logits of c_k of the offered tokens; `None` without any, or without a head for them."""
+
+    @property
+    def num_verified(self) -> int:
+        """Drafted tokens that were verified and do not stand behind the end of the answer.
+
+        An answer that ended inside the window has no token of the target's own.
+        """
+        is_cut = len(self.token_ids) == self.num_accepted
+        return self.num_accepted if is_cut else self.num_planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

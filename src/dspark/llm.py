@@ -9,6 +9,11 @@ from typing import Any, cast
 
 import torch
 
+from dspark import artifacts
+from dspark.algorithms.calibration import Calibration
+from dspark.algorithms.cost_faults import Fault, find_fault
+from dspark.algorithms.policies import WHOLE_BLOCK, Adaptive, FixedWidth, parse_policy
+from dspark.algorithms.step_cost import StepCost
 from dspark.algorithms.survival import AcceptanceStats
 from dspark.core import (
     FinishReason,
@@ -19,8 +24,11 @@ from dspark.core import (
     TokenLogprobs,
     resolve_dtype,
 )
+from dspark.engine.adaptive_planner import AdaptivePlanner
 from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.engine.draft_source import DraftSource, block_size_of
+from dspark.engine.planner import FixedPlanner, Planner
+from dspark.engine.profiler import ProfileConfig, profile
 from dspark.engine.prompt_lookup import PromptLookup
 from dspark.errors import InputError, ModelError
 from dspark.models.checkpoint import load_drafter, read_provenance
@@ -146,11 +154,19 @@ class LLM:
         config: CycleConfig | None = None,
         quantization: str | None = None,
         thinking: bool | None = None,
+        policy: str = "fixed",
+        calibration: Calibration | None = None,
     ) -> None:
         """`quantization`: how the target's weights are stored; further drafters follow it.
-        `thinking`: mode handed to the chat template, `None` leaves it to the template."""
+        `thinking`: mode handed to the chat template, `None` leaves it to the template.
+        `policy`: how much is verified, see `algorithms.policies`. `calibration`: of the drafter's
+        confidences, `None` believes them as they are."""
         self.target = target
         self.thinking = thinking
+        self.policy = policy
+        self.calibration = calibration
+        self._policy = parse_policy(policy)
+        self._step_cost: StepCost | None = None
         self.drafter = drafter
         self.config = CycleConfig() if config is None else config
         self._tokenizer = tokenizer
@@ -171,6 +187,7 @@ class LLM:
         config: CycleConfig | None = None,
         trust_remote_code: bool = False,
         thinking: bool | None = None,
+        policy: str = "auto",
     ) -> "LLM":
         """Load everything from disk.
 
@@ -178,6 +195,8 @@ class LLM:
         target, if there is one, or "prompt-lookup": what the request's own text
         repeats. `dtype`: bf16, fp32 or auto. `quantization`: int8 or `None`.
         `thinking`: mode of chats, `None` leaves it to the template.
+        `policy`: auto, none, fixed, fixed:K, mtp1, threshold:X or table:R=K,R=K; auto needs step
+        costs, which are measured when it first drafts on this machine (seconds), and kept.
         Raises `ModelError` for what is missing or does not fit, `InputError` for a thinking mode
         of a template that has none.
         """
@@ -199,6 +218,7 @@ class LLM:
             config=config,
             quantization=quantization,
             thinking=thinking,
+            policy=policy,
         )
         return llm.with_drafter(shipped_drafter(target) if drafter == "auto" else drafter)
 
@@ -208,11 +228,24 @@ class LLM:
         Raises `ModelError` for a drafter that is missing or does not fit.
         """
         drafter: DraftSource | None = None
+        calibration = None
         if path == PROMPT_LOOKUP:
             drafter = PromptLookup()
         elif path is not None:
             drafter = self._load_drafter(path)
+            calibration = artifacts.read_calibration(Path(path))
             _compare_modes(path, self.thinking)
+        return self._with(drafter, policy=self.policy, calibration=calibration)
+
+    def with_policy(self, policy: str) -> "LLM":
+        """The same target and drafter, not loaded again, with another policy as `load` takes it."""
+        other = self._with(self.drafter, policy=policy, calibration=self.calibration)
+        other._step_cost = self._step_cost
+        return other
+
+    def _with(
+        self, drafter: DraftSource | None, *, policy: str, calibration: Calibration | None
+    ) -> "LLM":
         return LLM(
             self.target,
             tokenizer=self._tokenizer,
@@ -220,6 +253,8 @@ class LLM:
             config=self.config,
             quantization=self._quantization,
             thinking=self.thinking,
+            policy=policy,
+            calibration=calibration,
         )
 
     def _load_drafter(self, path: str | Path) -> AnyDrafter:
@@ -330,8 +365,62 @@ class LLM:
                 drafter=self.drafter if has_drafter else None,
                 config=self.config,
                 make_stop_text=self._stop_text if self._tokenizer is not None else None,
+                planner=self._planner() if has_drafter else None,
+                clock=time.perf_counter,
             )
         return self._cycles[has_drafter]
+
+    def step_cost(
+        self, *, is_new: bool = False, on_size: Callable[[int, int], None] | None = None
+    ) -> StepCost:
+        """What steps cost here: measured when first asked for, and kept in the cache.
+
+        `is_new` measures again. Raises `ModelError` without a drafter.
+        """
+        if self._step_cost is None or is_new:
+            if self.drafter is None:
+                raise ModelError("Step costs need a drafter: plain decoding has nothing to choose.")
+            most = self.config.max_requests
+            fingerprint = artifacts.fingerprint_of(
+                self.target, self.drafter, quantization=self._quantization
+            )
+            found = None
+            if not is_new:
+                found = artifacts.stored_step_cost(fingerprint, max_requests=most)
+            if found is None:
+                found = profile(
+                    self.target,
+                    self.drafter,
+                    fingerprint=fingerprint,
+                    config=ProfileConfig(max_requests=most),
+                    clock=time.perf_counter,
+                    on_size=on_size,
+                )
+                artifacts.store_step_cost(found)
+            self._step_cost = found
+        return self._step_cost
+
+    def _planner(self) -> Planner | None:
+        match self._policy:
+            case FixedWidth(width=width) if width >= WHOLE_BLOCK:
+                return None  # the configuration's own width
+            case Adaptive():
+                cost = self.step_cost()
+                fault = find_fault(cost)
+                if fault is not None and fault.fault is Fault.FLAT:
+                    warnings.warn(
+                        f"Verifying whole blocks, for the step costs are of no use: {fault.reason}",
+                        stacklevel=2,
+                    )
+                    return None
+                return AdaptivePlanner(
+                    self._policy,
+                    block_size=self.block_size,
+                    cost=cost,
+                    calibration=self.calibration,
+                )
+            case policy:
+                return FixedPlanner(policy)
 
     def _stop_text(self, stop: Sequence[str]) -> Detokenizer:
         return Detokenizer(self.tokenizer, stop)

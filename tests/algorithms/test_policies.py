@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspark.algorithms.policies import BatchSizeTable, ConfidenceThreshold, FixedWidth
+from dspark.algorithms.policies import (
+    Adaptive,
+    BatchSizeTable,
+    ConfidenceThreshold,
+    FixedWidth,
+    Search,
+    parse_policy,
+)
 from dspark.errors import InputError
 
 CAPS = np.array([4, 4, 1, 0])
@@ -58,3 +65,33 @@ def test_later_confidences_never_change_an_earlier_admission(row, slot: int, dat
 def test_values_out_of_range_are_one_sentence(make):
     with pytest.raises(InputError, match=r"but .* must .*\.$"):
         make()
+
+
+def test_policies_by_name():
+    assert parse_policy("auto") == Adaptive()
+    assert parse_policy("auto:delayed") == Adaptive(search=Search.DELAYED)
+    assert parse_policy("none") == FixedWidth(width=0)
+    assert parse_policy("fixed").widest(3) >= 7
+    assert parse_policy("fixed:4") == FixedWidth(width=4)
+    assert parse_policy("mtp1") == FixedWidth(width=1)
+    assert parse_policy("threshold:0.6:4") == ConfidenceThreshold(threshold=0.6, width=4)
+    assert parse_policy("table:4=5,16=3") == BatchSizeTable(up_to=(4, 16), widths=(5, 3))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "best",
+        "auto:quick",
+        "none:1",
+        "fixed:x",
+        "fixed:-1",
+        "threshold",
+        "threshold:2",
+        "table:",
+    ],
+)
+def test_an_unknown_policy_is_refused(name: str):
+    with pytest.raises(InputError, match="must"):
+        parse_policy(name)

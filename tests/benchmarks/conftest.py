@@ -9,4 +9,4 @@ from dspark.llm import LLM
 
 @pytest.fixture(scope="module")
 def llm(model_dir: Path, drafter_dir: Path) -> LLM:
-    return LLM.load(model_dir, drafter=drafter_dir, dtype="fp32", compile=False)
+    return LLM.load(model_dir, drafter=drafter_dir, dtype="fp32", compile=False, policy="fixed")

@@ -80,7 +80,11 @@ class Scaling:
 
     def survival(self, logits_RK: Logits) -> Survivals:
         """Calibrated a_k, float32 [R, K], falling along k; 0 from a logit on that is no number."""
-        return _survival(logits_RK, np.array(self.scales), np.array(self.biases))
+        return scaled_survival(
+            logits_RK,
+            np.array(self.scales, dtype=np.float32),
+            np.array(self.biases, dtype=np.float32),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +120,11 @@ class Calibration:
         found = {name: self.scaling(name) for name in set(classes)}
         if len(found) == 1:
             return next(iter(found.values())).survival(logits_RK)
-        scale_RK = np.array([found[name].scales for name in classes]).reshape(logits_RK.shape)
-        bias_RK = np.array([found[name].biases for name in classes]).reshape(logits_RK.shape)
-        return _survival(logits_RK, scale_RK, bias_RK)
+        scale_RK = np.array([found[name].scales for name in classes], dtype=np.float32)
+        bias_RK = np.array([found[name].biases for name in classes], dtype=np.float32)
+        return scaled_survival(
+            logits_RK, scale_RK.reshape(logits_RK.shape), bias_RK.reshape(logits_RK.shape)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `from_json` reads them back."""
@@ -163,11 +169,10 @@ class Calibration:
             ) from error
 
 
-def _survival(
-    logits_RK: Logits, scale: npt.NDArray[np.float64], bias: npt.NDArray[np.float64]
-) -> Survivals:
-    odds_RK = logits_RK * -scale.astype(np.float32)
-    odds_RK -= bias.astype(np.float32)
+def scaled_survival(logits_RK: Logits, scale: Logits, bias: Logits) -> Survivals:
+    """Calibrated a_k, float32 [R, K]; `scale` and `bias` [K] or [R, K], see `Scaling.survival`."""
+    odds_RK = logits_RK * -scale
+    odds_RK -= bias
     with np.errstate(over="ignore"):
         np.exp(odds_RK, out=odds_RK)
     odds_RK += 1.0

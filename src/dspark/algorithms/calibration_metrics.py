@@ -48,13 +48,9 @@ class ConfidenceRounds:
             )
         if not kept:
             return None
-        # an answer that ended inside the window has no token of the target's own
-        verified = [
-            r.num_accepted if len(r.token_ids) == r.num_accepted else r.num_planned for r in kept
-        ]
         return cls(
             logits_RK=torch.tensor([r.confidence_logits for r in kept], dtype=torch.float32),
-            verified_R=torch.tensor(verified),
+            verified_R=torch.tensor([r.num_verified for r in kept]),
             accepted_R=torch.tensor([r.num_accepted for r in kept]),
         )
 

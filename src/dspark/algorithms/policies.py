@@ -1,18 +1,21 @@
-"""Baseline policies beside the prefix scheduler, so that comparisons run in the same place.
+"""Policies by name: the prefix scheduler's own, and the baselines that it is compared with.
 They know confidences and how many requests there are, nothing of what a step costs.
 
-    plain             FixedWidth(width=0)
-    fixed k           FixedWidth(width=k)
-    MTP-1             FixedWidth(width=1)
-    threshold         ConfidenceThreshold: the longest prefix of confident tokens
-    batch-size table  BatchSizeTable: a width for every number of requests (SmartSpec, vLLM's DSD)
+    auto              Adaptive: the prefix scheduler; auto:causal, auto:delayed and auto:free name
+                      the search, which is otherwise the best one that is exact in a step
+    none              FixedWidth(width=0): plain decoding
+    fixed, fixed:K    FixedWidth: the whole block, or K tokens of it
+    mtp1              FixedWidth(width=1)
+    threshold:X[:K]   ConfidenceThreshold: the longest prefix of confident tokens
+    table:R=K,R=K     BatchSizeTable: a width for every number of requests (SmartSpec, vLLM's DSD)
 
-All are exact under every coupling: a length depends on confidences up to its own position, and
-the confidence of a position is known before its token.
+The baselines are exact under every coupling: a length depends on confidences up to its own
+position, and the confidence of a position is known before its token.
 Letters: R requests, K positions.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +24,30 @@ from dspark.algorithms.ranking import Ints
 from dspark.errors import InputError
 
 Confidences = npt.NDArray[np.float32]
+
+WHOLE_BLOCK = 256
+"""A width that no block exceeds."""
+
+
+class Search(StrEnum):
+    """How a budget is searched (`prefix_scheduler`)."""
+
+    CAUSAL = "causal"
+    DELAYED = "delayed"
+    FREE = "free"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adaptive:
+    """The prefix scheduler: what is verified follows confidences, load and measured costs."""
+
+    search: Search | None = None
+    """`None`: free where the text does not depend on it, else causal for few requests and delayed
+    for many. Free asks for that in every step; others are exact in all."""
+    share: float = 0.02
+    """Rounds that are verified in full, whatever they cost, so that calibration sees all."""
+    margin: float = 0.02
+    """Predicted gain below which drafting is not switched on or off, nor a budget changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +122,47 @@ class BatchSizeTable:
         return np.minimum(self.widest(len(caps_R)), caps_R)
 
 
-Policy = FixedWidth | ConfidenceThreshold | BatchSizeTable
+Baseline = FixedWidth | ConfidenceThreshold | BatchSizeTable
+Policy = Adaptive | Baseline
+
+
+def parse_policy(text: str) -> Policy:
+    """The policy of a name (see the top). Raises `InputError` for any other text."""
+    name, _, rest = text.partition(":")
+    fixed: dict[str, Policy] = {
+        "none": FixedWidth(width=0),
+        "mtp1": FixedWidth(width=1),
+        "auto": Adaptive(),
+    }
+    try:
+        if not rest and name in fixed:
+            return fixed[name]
+        match name, rest.split(":"):
+            case "auto", [search]:
+                return Adaptive(search=Search(search))
+            case "fixed", [width]:
+                return FixedWidth(width=int(width) if width else WHOLE_BLOCK)
+            case "threshold", [threshold]:
+                return ConfidenceThreshold(threshold=float(threshold), width=WHOLE_BLOCK)
+            case "threshold", [threshold, width]:
+                return ConfidenceThreshold(threshold=float(threshold), width=int(width))
+            case "table", [table]:
+                return _table_of(table)
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+    raise InputError(
+        f"policy is {text!r}, but it must be auto, none, fixed, fixed:K, mtp1, threshold:X or "
+        "table:R=K,R=K with numbers X in [0, 1], R and K."
+    )
+
+
+def _table_of(text: str) -> BatchSizeTable:
+    pairs = [pair.split("=") for pair in text.split(",")]
+    return BatchSizeTable(
+        up_to=tuple(int(requests) for requests, _ in pairs),
+        widths=tuple(int(width) for _, width in pairs),
+    )
 
 
 def _require_width(width: int) -> None:

@@ -2,13 +2,12 @@
 
 import platform
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Self
 
 import torch
 
 from dspark.kernels import extension
+from dspark.machine import installed_version, processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,7 @@ class Environment:
     def here(cls) -> Self:
         """This process on this machine."""
         return cls(
-            processor=_processor(),
+            processor=processor(),
             num_threads=torch.get_num_threads(),
             python=platform.python_version(),
             torch=torch.__version__,
@@ -50,20 +49,3 @@ def dtype_name(dtype: torch.dtype) -> str:
     """A dtype as `--dtype` takes it."""
     names = {torch.bfloat16: "bf16", torch.float32: "fp32"}
     return names.get(dtype, str(dtype).removeprefix("torch."))
-
-
-def installed_version(package: str) -> str | None:
-    """Version of an installed distribution, `None` if it is not there."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    info = Path("/proc/cpuinfo")
-    names = info.read_text().splitlines() if info.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in names if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()

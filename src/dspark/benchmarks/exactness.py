@@ -198,6 +198,8 @@ def _decode(
         tokenizer=llm.tokenizer,
         drafter=llm.drafter if speculation else None,
         config=replace(llm.config, max_requests=size),
+        policy=llm.policy,
+        calibration=llm.calibration,
     )
     line = _Line([_narrowed(job, i) for i, job in enumerate(jobs)] if is_mixed else jobs, is_mixed)
     decoded, started = _Decoded(), time.perf_counter()

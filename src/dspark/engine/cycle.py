@@ -25,7 +25,7 @@ from dspark.engine.draft_source import DraftSource, block_size_of, proposer_of
 from dspark.engine.judge import Judgement, judge
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest, StopText, origins_of, round_table
-from dspark.engine.planner import FixedWidthPlanner
+from dspark.engine.planner import FixedPlanner, Outcome, Outlook, Planner
 from dspark.engine.proposer import Proposer, StepStates
 from dspark.errors import InputError
 from dspark.kernels.rounds import RoundTable
@@ -45,7 +45,8 @@ class CycleConfig:
     max_step_tokens: int = 512
     """Tokens of one target pass: verify windows first, prompt chunks in what is left."""
     width: int | None = None
-    """Drafted tokens verified per request and round; `None` is the drafter's block_size."""
+    """Drafted tokens verified per request and round, `None` is the drafter's block_size; a cycle
+    with a planner of its own does not read it."""
     is_checked: bool = False
     """Check the cache's invariants after every step."""
 
@@ -94,7 +95,11 @@ class Cycle:
         drafter: DraftSource | None,
         config: CycleConfig,
         make_stop_text: Callable[[Sequence[str]], StopText] | None = None,
+        planner: Planner | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        """`planner` `None` verifies `config.width` tokens of every request. `clock` gives seconds;
+        without one no step is timed."""
         block_size = block_size_of(drafter)
         num_pages = -(-config.num_positions // config.page_size) + 1
         self.config = config
@@ -111,8 +116,9 @@ class Cycle:
             self._proposer = proposer_of(
                 drafter, target=target, num_pages=num_pages, page_size=config.page_size
             )
-        width = block_size if config.width is None else min(config.width, block_size)
-        self._planner = FixedWidthPlanner(width)
+        self.planner = FixedPlanner.of_width(config.width) if planner is None else planner
+        self._clock = clock
+        self._draft_seconds = 0.0
         self._admission = Admission(
             cache=self._cache, max_positions=target.spec.max_positions, block_size=block_size
         )
@@ -156,6 +162,7 @@ class Cycle:
     @torch.inference_mode()
     def step(self) -> StepResult:
         """One round of every request that can take part."""
+        started = self._now()
         self._admit()
         batch = self._compose()
         rounds = round_table(batch.sampling, device=self._target.device)
@@ -165,19 +172,26 @@ class Cycle:
         logits_NV = self._verify(batch, drafts)
         judgement = self._accept(batch, rounds, block, drafts, logits_NV)
         result = self._commit(batch, block, drafts, judgement)
+        self._observe(batch, result, self._now() - started)
         if self.config.is_checked:
             self.check()
         return result
 
+    def _now(self) -> float:
+        return 0.0 if self._clock is None else self._clock()
+
     def _admit(self) -> None:
         for request, slot in self._admission.admit():
-            seed = request.params.seed
             stop = request.params.stop
+            seed = request.params.seed
+            if seed is None:
+                seed = secrets.randbits(62)
+            self.planner.begin(slot, request.params, seed)
             self._live.append(
                 LiveRequest(
                     request,
                     slot=slot,
-                    seed=secrets.randbits(62) if seed is None else seed,
+                    seed=seed,
                     eos_ids=self._target.spec.eos_ids,
                     vocab_size=self._target.spec.vocab_size,
                     max_positions=self._target.spec.max_positions,
@@ -188,7 +202,7 @@ class Cycle:
 
     def _compose(self) -> _Batch:
         decoding = [live for live in self._live if live.is_decoding]
-        caps = self._planner.caps([live.max_width(self.block_size) for live in decoding])
+        caps = self.planner.caps(self._outlook(decoding)) if decoding else []
         budget = max(self.config.max_step_tokens - sum(caps) - len(caps), 0)
         if not decoding:
             budget = self.config.max_step_tokens
@@ -203,23 +217,47 @@ class Cycle:
         ending = [chunk.live for chunk in chunks if chunk.ends_prompt]
         return _Batch(decoding=decoding, caps=caps, chunks=chunks, sampling=[*decoding, *ending])
 
+    def _outlook(self, decoding: Sequence[LiveRequest]) -> Outlook:
+        """Of prompts, as much as fits beside requests that decode plainly."""
+        missing = 0
+        if len(decoding) < len(self._live):
+            reading = [live for live in self._live if not live.is_decoding]
+            missing = sum(live.num_prompt - live.num_computed for live in reading)
+        room = max(self.config.max_step_tokens - len(decoding), 0)
+        return Outlook(
+            slots=[live.slot for live in decoding],
+            rounds=[live.num_rounds for live in decoding],
+            max_widths=[live.max_width(self.block_size) for live in decoding],
+            num_prompt_tokens=min(missing, room),
+            num_certain=len(decoding),
+            context=sum(live.num_computed for live in decoding),
+        )
+
     def _draft(self, batch: _Batch, rounds: RoundTable) -> DraftBlock | None:
+        self._draft_seconds = 0.0
         drafting = [r for r, cap in enumerate(batch.caps) if cap > 0]
         if self._proposer is None or not drafting:
             return None  # no drafter call, no cost (UC-142)
+        started = self._now()
         requests = [batch.decoding[r] for r in drafting]
         block = self._proposer.propose(requests, cache=self._cache, rounds=rounds.pick(drafting))
-        if len(drafting) == len(batch.sampling):
-            return block
-        return _spread(block, drafting, num_rows=len(batch.sampling))
+        if len(drafting) < len(batch.sampling):
+            block = _spread(block, drafting, num_rows=len(batch.sampling))
+        self._draft_seconds = self._now() - started
+        return block
 
     def _plan(self, batch: _Batch, block: DraftBlock | None) -> VerifyPlan:
         if block is None:
             return VerifyPlan(lengths=(0,) * len(batch.sampling))
-        caps = [*batch.caps, *[0] * (len(batch.sampling) - len(batch.decoding))]
+        num_decoding = len(batch.decoding)
+        caps, logits_RK = batch.caps, None
         if block.num_offered is not None:
-            caps = [min(pair) for pair in zip(caps, block.num_offered, strict=True)]
-        return self._planner.plan(block, caps)
+            caps = [min(pair) for pair in zip(caps, block.num_offered, strict=False)]
+        if block.confidence_RK is not None:
+            logits_RK = block.confidence_RK[:num_decoding].numpy(force=True)
+        plan = self.planner.plan(logits_RK, caps)
+        new = [0] * (len(batch.sampling) - num_decoding)
+        return VerifyPlan(lengths=[*plan.lengths, *new])
 
     def _drafts(
         self, batch: _Batch, block: DraftBlock | None, plan: VerifyPlan
@@ -322,6 +360,21 @@ class Cycle:
             rounds=rounds,
             num_prompt_tokens=sum(chunk.num_tokens for chunk in batch.chunks),
             num_verify_tokens=num_decoding + sum(map(len, drafts[:num_decoding])),
+        )
+
+    def _observe(self, batch: _Batch, result: StepResult, seconds: float) -> None:
+        if not batch.decoding:
+            return
+        rounds = result.rounds[: len(batch.decoding)]
+        is_timed = self._clock is not None
+        self.planner.observe(
+            Outcome(
+                verified=[item.num_verified for item in rounds],
+                accepted=[item.num_accepted for item in rounds],
+                num_prompt_tokens=result.num_prompt_tokens,
+                draft_seconds=self._draft_seconds if is_timed else None,
+                verify_seconds=seconds - self._draft_seconds if is_timed else None,
+            )
         )
 
     def _offered(self, batch: _Batch, block: DraftBlock | None) -> Sequence[int]:

@@ -1,23 +1,159 @@
-"""How many drafted tokens of each request are verified: the fixed-width plan.
+"""What the cycle asks of a planner: who drafts in a step, and how many drafted tokens are verified.
 
-It sees the block and each request's cap, nothing of the step that follows.
+A planner sees numbers by request: confidences, counts, seconds. It knows no token, no tensor and
+no clock, so that a simulation drives it as the cycle does. `FixedPlanner` serves the baseline
+policies, `AdaptivePlanner` the prefix scheduler.
+Letters: R requests that decode in a step, K positions of a block.
 """
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from dspark.core import DraftBlock, VerifyPlan
+import numpy as np
+
+from dspark.algorithms.calibration import Logits
+from dspark.algorithms.policies import WHOLE_BLOCK, Baseline, ConfidenceThreshold, FixedWidth
+from dspark.algorithms.ranking import Floats
+from dspark.core import SamplingParams, VerifyPlan
+
+NUM_RECORDS = 512
+"""Plans that a planner remembers."""
 
 
-class FixedWidthPlanner:
-    """Verifies the same number of drafted tokens of every request, up to each request's cap."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """A step before its block is drawn; a sequence has one entry for each request that decodes."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
+    slots: Sequence[int]
+    """Places of the requests; each belongs to one request from `Planner.begin` on."""
+    rounds: Sequence[int]
+    """Rounds that each has had."""
+    max_widths: Sequence[int]
+    """Drafted tokens worth verifying, at most."""
+    num_prompt_tokens: int
+    """Tokens of prompts that run in the same step, as far as is known."""
+    num_certain: int
+    """Tokens that the step commits without any draft."""
+    context: int
+    """Positions that all of them hold together."""
 
-    def caps(self, max_widths: Sequence[int]) -> list[int]:
-        """The widest windows worth drafting for, given each request's own limit."""
-        return [min(self.width, widest) for widest in max_widths]
 
-    def plan(self, _block: DraftBlock, caps: Sequence[int]) -> VerifyPlan:
-        """All of what each cap allows."""
-        return VerifyPlan(lengths=tuple(caps))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a step showed, by request of its outlook."""
+
+    verified: Sequence[int]
+    """Drafted tokens that were verified and do not stand behind the end of the answer."""
+    accepted: Sequence[int]
+    num_prompt_tokens: int
+    draft_seconds: float | None
+    """`None`: nobody took the time."""
+    verify_seconds: float | None
+    """Everything else of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord:
+    """One plan and what came of it."""
+
+    num_requests: int
+    num_drafting: int
+    num_prompt_tokens: int
+    lengths: Sequence[int]
+    """Drafted tokens verified of each request."""
+    accepted: Sequence[int]
+    why: str
+    """plain, drafted, probe (drafted to learn), explored (some rounds in full), or a baseline."""
+    rates_B: Floats | None
+    """Theta by budget: predicted tokens per second."""
+    plain_rate: float | None
+    """The same of a step without drafting."""
+    predicted_tokens: float | None
+    predicted_seconds: float | None
+    """Of the plan that was carried out."""
+    seconds: float | None
+    """What it took."""
+
+    @property
+    def budget(self) -> int:
+        """Drafted tokens verified, all requests together."""
+        return sum(self.lengths)
+
+
+class Planner(Protocol):
+    """Once a step: `caps`, then `plan` if anybody drafts, then `observe`."""
+
+    records: deque[PlanRecord]
+
+    def begin(self, slot: int, params: SamplingParams, seed: int) -> None:
+        """A new request takes this place."""
+
+    def caps(self, outlook: Outlook) -> list[int]:
+        """Drafted tokens that may be verified of each request; 0: nothing is drafted for it."""
+
+    def plan(self, logits_RK: Logits | None, caps: Sequence[int]) -> VerifyPlan:
+        """Lengths by request, from the block's confidence logits (`None`: it has none).
+
+        `caps` may be lower than what `caps` gave: not every request was offered as much.
+        """
+
+    def observe(self, outcome: Outcome) -> None:
+        """How the step ended."""
+
+
+class FixedPlanner:
+    """A baseline policy: it looks at neither costs nor outcomes."""
+
+    def __init__(self, policy: Baseline) -> None:
+        self.policy = policy
+        self.records: deque[PlanRecord] = deque(maxlen=NUM_RECORDS)
+        self._lengths: Sequence[int] = ()
+        self._num_drafting = 0
+
+    @classmethod
+    def of_width(cls, width: int | None) -> "FixedPlanner":
+        """The same number of drafted tokens of every request, `None`: all of the block."""
+        return cls(FixedWidth(width=WHOLE_BLOCK if width is None else width))
+
+    def begin(self, slot: int, params: SamplingParams, seed: int) -> None:
+        """Nothing is kept of a request."""
+
+    def caps(self, outlook: Outlook) -> list[int]:
+        """The policy's width for so many requests, within each request's own."""
+        widest = self.policy.widest(len(outlook.slots))
+        caps = [min(widest, width) for width in outlook.max_widths]
+        self._lengths, self._num_drafting = [0] * len(caps), sum(cap > 0 for cap in caps)
+        return caps
+
+    def plan(self, logits_RK: Logits | None, caps: Sequence[int]) -> VerifyPlan:
+        """What the policy says of these confidences."""
+        if not isinstance(self.policy, ConfidenceThreshold) or logits_RK is None:
+            self._lengths = caps
+        else:
+            confidence_RK = np.float32(1.0) / (1.0 + np.exp(-np.clip(logits_RK, -80.0, 80.0)))
+            lengths_R = self.policy.lengths(confidence_RK.astype(np.float32), np.array(caps))
+            self._lengths = lengths_R.tolist()
+        return VerifyPlan(lengths=self._lengths)
+
+    def observe(self, outcome: Outcome) -> None:
+        """The record of the step."""
+        seconds = None
+        if outcome.draft_seconds is not None and outcome.verify_seconds is not None:
+            seconds = outcome.draft_seconds + outcome.verify_seconds
+        self.records.append(
+            PlanRecord(
+                num_requests=len(self._lengths),
+                num_drafting=self._num_drafting,
+                num_prompt_tokens=outcome.num_prompt_tokens,
+                lengths=self._lengths,
+                accepted=outcome.accepted,
+                why="baseline",
+                rates_B=None,
+                plain_rate=None,
+                predicted_tokens=None,
+                predicted_seconds=None,
+                seconds=seconds,
+            )
+        )

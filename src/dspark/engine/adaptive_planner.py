@@ -1,0 +1,423 @@
+"""The prefix scheduler at work: whether a step drafts, for whom, and how much of it is verified.
+
+Before the block is drawn, recent survivals and step costs say whether drafting beats plain
+decoding, and what the budget is. The block's own confidences then fill it (`delayed`), or decide
+it where that is exact (`causal`; `free` if the text of no request depends on what is verified).
+It keeps what it learns: survivals by request, calibration, costs. It knows no token and no clock.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dspark.algorithms.calibration import Calibration, Logits, SamplingClass
+from dspark.algorithms.foresight import Foresight, foresee
+from dspark.algorithms.online_calibration import explores
+from dspark.algorithms.policies import Adaptive, Search
+from dspark.algorithms.prefix_scheduler import (
+    Choice,
+    Limits,
+    Prices,
+    admit,
+    causal,
+    choose_budget,
+    free,
+)
+from dspark.algorithms.ranking import Ints, Survivals
+from dspark.algorithms.step_cost import StepCost
+from dspark.core import Coupling, SamplingParams, VerifyPlan
+from dspark.engine.live_calibration import LiveCalibration
+from dspark.engine.live_costs import LiveCosts
+from dspark.engine.planner import NUM_RECORDS, Outcome, Outlook, PlanRecord
+from dspark.engine.probes import Probes
+from dspark.engine.survival_history import SurvivalHistory
+
+_CAUSAL_UP_TO = 4
+"""Requests: the confidences of a few say more about their own step than the budget of the last."""
+_PROBED = 8
+"""Requests that a probe drafts for, at most, in turn."""
+_REFRESH_EVERY = 16
+"""Steps after which requests that were left out draft again."""
+_EXPLORED_ROUNDS = 128
+"""Draws of exploration made at once."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What is kept of a request besides its survivals."""
+
+    sampling_class: int
+    has_fixed_text: bool
+    """Whether its text does not depend on what is verified."""
+    floor: float
+    seed: int
+    explored_from: int = 0
+    explored: Sequence[bool] = ()
+
+    def explores(self, round_index: int, share: float) -> bool:
+        """A function of (seed, round), drawn for many rounds at once."""
+        at = round_index - self.explored_from
+        if not 0 <= at < len(self.explored):
+            self.explored_from, at = round_index, 0
+            rounds = range(round_index, round_index + _EXPLORED_ROUNDS)
+            self.explored = explores([self.seed] * _EXPLORED_ROUNDS, rounds, share).tolist()
+        return self.explored[at]
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step between its outlook and its outcome."""
+
+    outlook: Outlook
+    drafting: Sequence[int]
+    """Rows of the requests that draft."""
+    prices: Prices | None
+    choice: Choice | None
+    why: str
+    lengths: Sequence[int]
+    planned: Sequence[int]
+    """Lengths without what was explored."""
+    logits_RK: Logits | None = None
+    expected: float = 0.0
+
+
+class AdaptivePlanner:
+    """A `Planner` that maximises expected tokens per second."""
+
+    def __init__(
+        self,
+        policy: Adaptive,
+        *,
+        block_size: int,
+        cost: StepCost,
+        calibration: Calibration | None = None,
+    ) -> None:
+        """`calibration` `None` believes the drafter's own confidences."""
+        self.policy = policy
+        self.records: deque[PlanRecord] = deque(maxlen=NUM_RECORDS)
+        self.costs = LiveCosts(cost)
+        base = Calibration.identity(block_size) if calibration is None else calibration
+        self.calibration = LiveCalibration(base, share=policy.share)
+        self._blind: LiveCalibration | None = None  # for blocks without confidences
+        self._block_size = block_size
+        self._history = SurvivalHistory(block_size)
+        self._probes = Probes()
+        self._slots: dict[int, _Slot] = {}
+        self._is_drafting = True
+        self._budget: int | None = None
+        self._steps_left_out = 0
+        self._next_probed = 0
+        self._step: _Step | None = None
+
+    def begin(self, slot: int, params: SamplingParams, seed: int) -> None:
+        """A new request takes this place."""
+        is_shared = params.effective_coupling is Coupling.SHARED_NOISE
+        self._slots[slot] = _Slot(
+            sampling_class=LiveCalibration.index(SamplingClass.of(params)),
+            has_fixed_text=params.is_greedy or is_shared,
+            floor=params.min_tokens_per_s,
+            seed=seed,
+        )
+        self._history.begin(slot)
+        self._probes.begin()
+
+    def caps(self, outlook: Outlook) -> list[int]:
+        """Whole blocks for the requests that draft in this step, 0 for the others."""
+        able = [r for r, width in enumerate(outlook.max_widths) if width > 0]
+        step = self._plain(outlook) if not able else self._decide(outlook, able)
+        self._step = step
+        caps = [0] * len(outlook.slots)
+        for r in step.drafting:
+            caps[r] = min(outlook.max_widths[r], self._block_size)
+        return caps
+
+    def plan(self, logits_RK: Logits | None, caps: Sequence[int]) -> VerifyPlan:
+        """Lengths by the block's own survivals, within what was chosen before it."""
+        step = self._step
+        assert step is not None
+        assert step.prices is not None
+        assert step.choice is not None
+        if logits_RK is None:
+            logits_RK = np.zeros((len(caps), self._block_size), dtype=np.float32)
+            if self._blind is None:
+                self._blind = LiveCalibration.without_head(
+                    self._block_size, share=self.policy.share
+                )
+        step.logits_RK = logits_RK
+        calibration = self.calibration if self._blind is None else self._blind
+        slots = step.outlook.slots
+        class_R = np.array([self._slots[slot].sampling_class for slot in slots])
+        survival_RK = calibration.survival(logits_RK, class_R)
+        self._remember(step, survival_RK)
+        caps_R = np.array(caps)
+        lengths_R = self._search(step, survival_RK, caps_R)
+        step.planned = lengths_R.tolist()
+        step.lengths = self._explored(step, caps)
+        step.expected = self._expected(survival_RK, step.lengths)
+        return VerifyPlan(lengths=step.lengths)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Takes in what was accepted and how long it took."""
+        step, self._step = self._step, None
+        assert step is not None
+        if step.logits_RK is not None:
+            self._learn(step, outcome)
+        predicted = self._predicted_seconds(step)
+        is_timed = outcome.draft_seconds is not None and outcome.verify_seconds is not None
+        if is_timed and predicted is not None and outcome.num_prompt_tokens == 0:
+            self.costs.observe(
+                num_requests=len(step.outlook.slots),
+                num_drafting=len(step.drafting),
+                num_tokens=len(step.outlook.slots) + sum(step.lengths),
+                context=step.outlook.context,
+                draft_seconds=outcome.draft_seconds or 0.0,
+                verify_seconds=outcome.verify_seconds or 0.0,
+                predicted_seconds=predicted,
+            )
+        self._record(step, outcome, predicted)
+
+    def _plain(self, outlook: Outlook) -> _Step:
+        none = [0] * len(outlook.slots)
+        return _Step(
+            outlook=outlook,
+            drafting=(),
+            prices=None,
+            choice=None,
+            why="plain",
+            lengths=none,
+            planned=none,
+        )
+
+    def _decide(self, outlook: Outlook, able: Sequence[int]) -> _Step:
+        """Whether the step drafts, for whom, and with which budget."""
+        drafting, prices, foresight = self._best_group(outlook, able)
+        plain_rate = outlook.num_certain / (prices.plain_seconds or 1.0)
+        floors_R = self._floors(outlook)
+        if floors_R is not None:
+            return self._with_floors(outlook, drafting, prices, floors_R)
+        rate = self._rate(outlook, foresight)
+        margin = 0.0 if self._is_drafting else self.policy.margin
+        self._is_drafting = rate > plain_rate * (1.0 + margin)
+        choice = Choice(
+            budget=self._kept_budget(foresight),
+            least_R=None,
+            rate=rate,
+            plain_rate=plain_rate,
+            rates_B=foresight.rates_B,
+        )
+        if self._is_drafting:
+            self._probes.drafted()
+            self._budget = choice.budget
+            return self._drafted(outlook, drafting, prices, choice, why="drafted")
+        self._budget = None
+        if self._probes.is_due(len(outlook.slots)):
+            return self._probe(outlook, able)
+        step = self._plain(outlook)
+        step.prices, step.choice = prices, choice
+        return step
+
+    def _best_group(
+        self, outlook: Outlook, able: Sequence[int]
+    ) -> tuple[Sequence[int], Prices, Foresight]:
+        """The requests whose drafts pay best: all that can, or the most confident of them."""
+        survival_SRK = self._history.scenarios(outlook.slots)
+        found = []
+        for group in self._groups(outlook, able):
+            prices, caps_R = self._prices(outlook, group)
+            found.append((group, prices, foresee(survival_SRK, prices, caps_R)))
+        best = max(found, key=lambda item: self._rate(outlook, item[2]))
+        is_partial = len(best[0]) < len(able)
+        self._steps_left_out = self._steps_left_out + 1 if is_partial else 0
+        return best
+
+    def _groups(self, outlook: Outlook, able: Sequence[int]) -> list[Sequence[int]]:
+        if len(able) < _CAUSAL_UP_TO or self._steps_left_out >= _REFRESH_EVERY:
+            return [able]
+        value_R = self._history.means([outlook.slots[r] for r in able]).sum(1)
+        order = [able[i] for i in np.argsort(-value_R, kind="stable")]
+        sizes = sorted({len(able) * part // 4 for part in (1, 2, 3)} - {0})
+        return [able, *(sorted(order[:size]) for size in sizes)]
+
+    def _prices(self, outlook: Outlook, drafting: Sequence[int]) -> tuple[Prices, Ints]:
+        caps_R = np.zeros(len(outlook.slots), dtype=np.int64)
+        for r in drafting:
+            caps_R[r] = min(outlook.max_widths[r], self._block_size)
+        prices = self.costs.prices(
+            num_requests=len(outlook.slots),
+            num_drafting=len(drafting),
+            num_prompt_tokens=outlook.num_prompt_tokens,
+            num_certain=outlook.num_certain,
+            context=outlook.context,
+            most=int(caps_R.sum()),
+        )
+        return prices, caps_R
+
+    def _rate(self, outlook: Outlook, foresight: Foresight) -> float:
+        """What the search in force can reach."""
+        is_delayed = self._search_of(outlook) is Search.DELAYED
+        return foresight.fixed_rate if is_delayed else foresight.rate
+
+    def _kept_budget(self, foresight: Foresight) -> int:
+        """The best budget, or that of the step before if noise explains the gain."""
+        if self._budget is None:
+            return foresight.budget
+        kept = min(self._budget, len(foresight.rates_B) - 1)
+        gain = foresight.fixed_rate / float(foresight.rates_B[kept]) - 1.0
+        return kept if gain <= self.policy.margin else foresight.budget
+
+    def _with_floors(
+        self, outlook: Outlook, drafting: Sequence[int], prices: Prices, floors_R: np.ndarray
+    ) -> _Step:
+        """Requests may insist on a speed: the budget that keeps as many floors as can be."""
+        caps_R = self._prices(outlook, drafting)[1]
+        choice = choose_budget(
+            self._history.means(outlook.slots),
+            prices,
+            Limits(caps_R=caps_R, floors_R=floors_R),
+            incumbent=self._budget,
+            margin=self.policy.margin,
+        )
+        self._budget = choice.budget
+        self._is_drafting = choice.budget > 0
+        if self._is_drafting:
+            self._probes.drafted()
+            return self._drafted(outlook, drafting, prices, choice, why="drafted")
+        if self._probes.is_due(len(outlook.slots)):
+            return self._probe(outlook, drafting)
+        step = self._plain(outlook)
+        step.prices, step.choice = prices, choice
+        return step
+
+    def _probe(self, outlook: Outlook, able: Sequence[int]) -> _Step:
+        """A few requests draft to see how it stands."""
+        count = min(_PROBED, len(able))
+        picked = sorted({able[(self._next_probed + i) % len(able)] for i in range(count)})
+        self._next_probed += count
+        prices, caps_R = self._prices(outlook, picked)
+        foresight = foresee(self._history.scenarios(outlook.slots), prices, caps_R)
+        choice = Choice(
+            budget=max(foresight.budget, len(picked)),
+            least_R=None,
+            rate=foresight.rate,
+            plain_rate=outlook.num_certain / (prices.plain_seconds or 1.0),
+            rates_B=foresight.rates_B,
+        )
+        return self._drafted(outlook, picked, prices, choice, why="probe")
+
+    def _drafted(
+        self,
+        outlook: Outlook,
+        drafting: Sequence[int],
+        prices: Prices,
+        choice: Choice,
+        *,
+        why: str,
+    ) -> _Step:
+        return _Step(
+            outlook=outlook,
+            drafting=drafting,
+            prices=prices,
+            choice=choice,
+            why=why,
+            lengths=(),
+            planned=(),
+        )
+
+    def _floors(self, outlook: Outlook) -> np.ndarray | None:
+        floors = [self._slots[slot].floor for slot in outlook.slots]
+        return np.array(floors) if any(floors) else None
+
+    def _search_of(self, outlook: Outlook) -> Search:
+        if self.policy.search is not None:
+            return self.policy.search
+        if all(self._slots[slot].has_fixed_text for slot in outlook.slots):
+            return Search.FREE
+        return Search.CAUSAL if len(outlook.slots) <= _CAUSAL_UP_TO else Search.DELAYED
+
+    def _search(self, step: _Step, survival_RK: Survivals, caps_R: Ints) -> Ints:
+        assert step.prices is not None
+        assert step.choice is not None
+        limits = Limits(caps_R=caps_R, floors_R=self._floors(step.outlook))
+        drafted = Prices(
+            seconds_B=step.prices.seconds_B,
+            num_certain=step.prices.num_certain,
+            plain_seconds=None,
+        )
+        match self._search_of(step.outlook):
+            case Search.FREE:
+                return free(survival_RK, drafted, limits)[1]
+            case Search.CAUSAL:
+                return causal(survival_RK, drafted, limits, step.choice.least_R)[1]
+            case Search.DELAYED:
+                return admit(survival_RK, step.choice, caps_R)
+
+    def _explored(self, step: _Step, caps: Sequence[int]) -> Sequence[int]:
+        """Some rounds are verified in full, drawn by seed and round alone."""
+        lengths = list(step.planned)
+        share, outlook = self.policy.share, step.outlook
+        for r in step.drafting:
+            if self._slots[outlook.slots[r]].explores(outlook.rounds[r], share):
+                lengths[r] = caps[r]
+        return lengths
+
+    def _remember(self, step: _Step, survival_RK: Survivals) -> None:
+        slots, rows = step.outlook.slots, step.drafting
+        if len(rows) == len(slots):
+            self._history.add(slots, survival_RK)
+        else:
+            self._history.add([slots[r] for r in rows], survival_RK[list(rows)])
+        if step.why == "probe":
+            self._probes.found(pays=self._would_pay(step, survival_RK))
+
+    def _would_pay(self, step: _Step, survival_RK: Survivals) -> bool:
+        """Whether drafting for those that were probed paid in this very step."""
+        assert step.prices is not None
+        assert step.choice is not None
+        caps_R = self._prices(step.outlook, step.drafting)[1]
+        found = foresee(survival_RK[None], step.prices, caps_R)
+        return found.rate > (step.choice.plain_rate or 0.0)
+
+    def _learn(self, step: _Step, outcome: Outcome) -> None:
+        assert step.logits_RK is not None
+        calibration = self.calibration if self._blind is None else self._blind
+        rows = list(step.drafting)
+        calibration.observe(
+            step.logits_RK[rows],
+            [self._slots[step.outlook.slots[r]].sampling_class for r in rows],
+            planned=[step.planned[r] for r in rows],
+            verified=[outcome.verified[r] for r in rows],
+            accepted=[outcome.accepted[r] for r in rows],
+        )
+
+    def _expected(self, survival_RK: Survivals, lengths: Sequence[int]) -> float:
+        return sum(float(survival_RK[r, :length].sum()) for r, length in enumerate(lengths))
+
+    def _predicted_seconds(self, step: _Step) -> float | None:
+        if step.prices is None:
+            return None
+        if not step.drafting:
+            return step.prices.plain_seconds
+        return float(step.prices.seconds_B[min(sum(step.lengths), len(step.prices.seconds_B) - 1)])
+
+    def _record(self, step: _Step, outcome: Outcome, predicted: float | None) -> None:
+        seconds = None
+        if outcome.draft_seconds is not None and outcome.verify_seconds is not None:
+            seconds = outcome.draft_seconds + outcome.verify_seconds
+        is_explored = step.planned != step.lengths
+        self.records.append(
+            PlanRecord(
+                num_requests=len(step.outlook.slots),
+                num_drafting=len(step.drafting),
+                num_prompt_tokens=outcome.num_prompt_tokens,
+                lengths=step.lengths,
+                accepted=outcome.accepted,
+                why="explored" if is_explored else step.why,
+                rates_B=None if step.choice is None else step.choice.rates_B,
+                plain_rate=None if step.choice is None else step.choice.plain_rate,
+                predicted_tokens=step.outlook.num_certain + step.expected,
+                predicted_seconds=predicted,
+                seconds=seconds,
+            )
+        )

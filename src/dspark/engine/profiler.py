@@ -1,0 +1,321 @@
+"""What steps cost on this machine: real steps of a real cycle, timed by a clock from outside.
+
+Every entry of the table is a step as serving runs it: R requests, of each its anchor and the same
+number of drafted tokens, the drafter's part timed apart. Widths take turns, so that whatever else
+the machine does falls on all of them alike; the first steps do not count (UC-146). It decides
+nothing about what a good table is (`cost_faults`) and keeps no file.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dspark.algorithms.calibration import Logits
+from dspark.algorithms.cost_curve import CostCurve
+from dspark.algorithms.fingerprint import Fingerprint
+from dspark.algorithms.step_cost import ContextCost, StepCost, VerifyRow
+from dspark.core import Request, SamplingParams, VerifyPlan
+from dspark.engine.cycle import Cycle, CycleConfig
+from dspark.engine.draft_source import DraftSource, block_size_of
+from dspark.engine.planner import Outcome, Outlook, PlanRecord
+from dspark.errors import InputError
+from dspark.models.target import Target
+
+_WARMUP = 3
+_PAGE = 64
+_MOST_FOR_CONTEXT = 8  # requests whose long prompts are read for the cost of context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileConfig:
+    """Which steps are timed."""
+
+    max_requests: int = 16
+    """Requests of the largest step; the others are its halves, down to one."""
+    context: int = 128
+    """Positions of each request."""
+    long_context: int = 448
+    """Positions for the cost of context."""
+    max_step_tokens: int = 512
+    """Tokens of the largest step that reads a prompt."""
+    seconds_each: float = 1.0
+    """Time for one number of requests; a few rounds of all widths run in any case."""
+    min_rounds: int = 5
+    """Times that every width runs, at least."""
+    max_rounds: int = 15
+    """The same, at most."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_requests", "context", "max_step_tokens", "min_rounds", "max_rounds"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
+
+    @property
+    def ladder(self) -> list[int]:
+        """Numbers of requests, rising."""
+        sizes = {self.max_requests}
+        while min(sizes) > 1:
+            sizes.add(min(sizes) // 2)
+        return sorted(sizes)
+
+
+@dataclass(slots=True)
+class _Samples:
+    """Seconds by width, drafting apart."""
+
+    draft: dict[int, list[float]] = field(default_factory=dict)
+    verify: dict[int, list[float]] = field(default_factory=dict)
+
+    def drafts(self) -> list[float]:
+        """Those of every width that drafts: the drafter's part does not depend on it."""
+        return [second for width, found in self.draft.items() if width for second in found]
+
+
+class _Forced:
+    """A planner that verifies what the profiler says, and takes down the seconds."""
+
+    def __init__(self) -> None:
+        self.records: deque[PlanRecord] = deque(maxlen=1)
+        self.width = 0
+        self.outcome: Outcome | None = None
+
+    def begin(self, slot: int, params: SamplingParams, seed: int) -> None:
+        pass
+
+    def caps(self, outlook: Outlook) -> list[int]:
+        return [min(self.width, width) for width in outlook.max_widths]
+
+    def plan(self, _logits_RK: Logits | None, caps: Sequence[int]) -> VerifyPlan:
+        return VerifyPlan(lengths=tuple(caps))
+
+    def observe(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+class _Bench:
+    """One number of requests at work."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: DraftSource,
+        *,
+        num_requests: int,
+        context: int,
+        num_rounds: int,
+        max_step_tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._block_size = block_size_of(drafter)
+        self._num_requests = num_requests
+        self._num_ids = target.spec.vocab_size
+        self._max_positions = target.spec.max_positions
+        steps = num_rounds * (self._block_size + 1) + _WARMUP + 8
+        room = target.spec.max_positions - context - self._block_size
+        self._max_tokens = min(steps * (self._block_size + 1), room)
+        length = context + self._max_tokens + self._block_size
+        self.planner, self._clock = _Forced(), clock
+        self.cycle = Cycle(
+            target,
+            drafter=drafter,
+            config=CycleConfig(
+                max_requests=num_requests + 1,
+                num_positions=(num_requests + 1) * -(-length // _PAGE) * _PAGE
+                + max_step_tokens
+                + 2 * _PAGE,
+                max_step_tokens=max(max_step_tokens, num_requests * (self._block_size + 1)),
+            ),
+            planner=self.planner,
+            clock=clock,
+        )
+        self._num_submitted = 0
+        for _ in range(num_requests):
+            self._submit(context, max_tokens=self._max_tokens)
+        self.planner.width = 0
+        while self.planner.outcome is None or self.planner.outcome.num_prompt_tokens:
+            self.cycle.step()
+
+    def _submit(self, length: int, *, max_tokens: int) -> None:
+        self._num_submitted += 1
+        rng = np.random.default_rng(self._num_submitted)
+        params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens)
+        prompt = rng.integers(0, self._num_ids, length).tolist()
+        self.cycle.submit(Request(id=str(self._num_submitted), prompt_ids=prompt, params=params))
+
+    def step(self, width: int) -> Outcome | None:
+        """One step; `None` if its requests could not take the width any more."""
+        self.planner.width, self.planner.outcome = width, None
+        self.cycle.step()
+        found = self.planner.outcome
+        if found is None or len(found.accepted) != self._num_requests:
+            return None
+        return found
+
+    def widths(self, widths: Sequence[int], config: ProfileConfig) -> _Samples:
+        """Every width in turn, until the time is up."""
+        for _ in range(_WARMUP):
+            self.step(widths[-1])
+        samples, rng = _Samples(), np.random.default_rng(0)
+        until = self._clock() + config.seconds_each
+        for index in range(config.max_rounds):
+            if index >= config.min_rounds and self._clock() >= until:
+                break
+            for width in rng.permutation(widths).tolist():
+                found = self.step(width)
+                if found is None:
+                    return samples
+                samples.draft.setdefault(width, []).append(found.draft_seconds or 0.0)
+                samples.verify.setdefault(width, []).append(found.verify_seconds or 0.0)
+        return samples
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of a prompt that fits beside an answer."""
+        return self._max_positions - 2
+
+    def chunk(self, num_tokens: int) -> float | None:
+        """Seconds of a step that also reads so many tokens of a prompt."""
+        self._submit(num_tokens, max_tokens=1)
+        found = self.step(0)
+        if found is None or found.num_prompt_tokens != num_tokens:
+            return None
+        return found.verify_seconds
+
+
+def profile(
+    target: Target,
+    drafter: DraftSource,
+    *,
+    fingerprint: Fingerprint,
+    config: ProfileConfig,
+    clock: Callable[[], float],
+    on_size: Callable[[int, int], None] | None = None,
+) -> StepCost:
+    """The table of this target and drafter; `on_size(done, total)` after each number of requests.
+
+    Raises `InputError` for a target whose context is too short for it.
+    """
+    block_size = block_size_of(drafter)
+    context = min(config.context, target.spec.max_positions // 4)
+    config = replace(config, context=context)
+    if target.spec.max_positions < 4 * (block_size + 2):
+        raise InputError(
+            f"{target.spec.name} takes {target.spec.max_positions} positions, which is too few to "
+            "time steps of several widths."
+        )
+    found: dict[int, _Samples] = {}
+    chunks: dict[int, list[float]] = {}
+    ladder = config.ladder
+    for index, num_requests in enumerate(ladder):
+        bench = _bench(target, drafter, num_requests, context, config, clock)
+        found[num_requests] = bench.widths(range(block_size + 1), config)
+        if num_requests == 1:
+            chunks = _chunks(_bench(target, drafter, 1, context, config, clock), config)
+        if on_size is not None:
+            on_size(index + 1, len(ladder))
+    draft = CostCurve.of_samples({n: samples.drafts() for n, samples in found.items()})
+    return StepCost(
+        fingerprint=fingerprint,
+        block_size=block_size,
+        context=context,
+        draft=draft,
+        verify=_rows(found, chunks),
+        context_cost=_context_cost(target, drafter, found, config, clock),
+    )
+
+
+def _bench(
+    target: Target,
+    drafter: DraftSource,
+    num_requests: int,
+    context: int,
+    config: ProfileConfig,
+    clock: Callable[[], float],
+) -> _Bench:
+    return _Bench(
+        target,
+        drafter,
+        num_requests=num_requests,
+        context=context,
+        num_rounds=config.max_rounds,
+        max_step_tokens=config.max_step_tokens,
+        clock=clock,
+    )
+
+
+def _chunks(bench: _Bench, config: ProfileConfig) -> dict[int, list[float]]:
+    """Steps of one request that read a piece of a prompt: seconds by tokens."""
+    most = min(config.max_step_tokens - 1, bench.longest_prompt)
+    sizes = [size for size in (16, 32, 64, 128, 256, 511) if size <= most]
+    found: dict[int, list[float]] = {}
+    for _ in range(3):
+        for size in sizes:
+            seconds = bench.chunk(size)
+            if seconds is not None:
+                found.setdefault(1 + size, []).append(seconds)
+    return found
+
+
+def _rows(found: dict[int, _Samples], chunks: dict[int, list[float]]) -> tuple[VerifyRow, ...]:
+    """A curve for each number of requests; beyond a block for each, it goes on as the chunks do."""
+    single = {1 + width: list(seconds) for width, seconds in found[1].verify.items()}
+    longest = CostCurve.of_samples({**chunks, **single})
+    rows = []
+    for num_requests, samples in sorted(found.items()):
+        decode = CostCurve.of_samples(
+            {num_requests * (1 + width): seconds for width, seconds in samples.verify.items()}
+        )
+        rows.append(VerifyRow(num_requests=num_requests, curve=_continued(decode, longest)))
+    return tuple(rows)
+
+
+def _continued(curve: CostCurve, longest: CostCurve) -> CostCurve:
+    """A curve with the larger sizes of another, shifted to meet it."""
+    last = curve.sizes[-1]
+    more = [i for i, size in enumerate(longest.sizes) if size > last]
+    at_last = float(longest.at(np.array([last]))[0])
+    shift = curve.seconds[-1] - at_last
+    return replace(
+        curve,
+        sizes=(*curve.sizes, *(longest.sizes[i] for i in more)),
+        seconds=(
+            *curve.seconds,
+            *(max(longest.seconds[i] + shift, curve.seconds[-1]) for i in more),
+        ),
+        errors=(*curve.errors, *(longest.errors[i] for i in more)),
+    )
+
+
+def _context_cost(
+    target: Target,
+    drafter: DraftSource,
+    found: dict[int, _Samples],
+    config: ProfileConfig,
+    clock: Callable[[], float],
+) -> ContextCost:
+    """What positions add, from steps of several requests at a longer context."""
+    block_size = block_size_of(drafter)
+    long_context = min(config.long_context, target.spec.max_positions // 2)
+    if long_context < 2 * config.context:
+        return ContextCost()
+    few = replace(config, max_rounds=config.min_rounds)
+    num_requests = max(size for size in found if size <= _MOST_FOR_CONTEXT)
+    short = found[num_requests]
+    bench = _bench(target, drafter, num_requests, long_context, few, clock)
+    long = bench.widths((0, block_size), few)
+    if not long.verify.get(block_size):
+        return ContextCost()
+    more = num_requests * (long_context - config.context)
+    plain = _median(long.verify[0]) - _median(short.verify[0])
+    whole = _median(long.verify[block_size]) - _median(short.verify[block_size])
+    # seconds of a position: held + attended * tokens of its request
+    attended = max((whole - plain) / more / block_size, 0.0)
+    held = max(plain / more - attended, 0.0)
+    draft_held = max((_median(long.drafts()) - _median(short.drafts())) / more, 0.0)
+    return ContextCost(held=held, attended=attended, draft_held=draft_held)
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(np.median(values))
