@@ -1,6 +1,8 @@
 """The public face: prompts in any form, streams, stop strings, statistics, refusals."""
 
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,6 +169,18 @@ def test_a_completion_tells_its_rounds(llm: LLM) -> None:
     tokens = [token for item in completion.rounds for token in item.token_ids]
     assert tokens == list(completion.token_ids)
     assert completion.rounds[1].confidence_logits is not None
+
+
+@pytest.mark.parametrize(("dtype", "is_int8"), [("bf16", True), ("fp32", False)])
+def test_beside_bf16_a_drafter_is_int8(
+    model_dir: Path, drafter_dir: Path, dtype: str, is_int8: bool
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the toy drafter was made in one of the two
+        llm = LLM.load(model_dir, drafter=drafter_dir, dtype=dtype, device="cpu", compile=False)
+    drafter: Any = llm.drafter
+    assert (drafter.packed_head.scales_O is not None) == is_int8
+    assert (drafter.layers[0].mlp.down_proj.scales_O is not None) == is_int8
 
 
 def test_another_drafter_shares_the_target(llm: LLM, drafter_dir: Path) -> None:

@@ -157,7 +157,7 @@ class LLM:
         policy: str = "fixed",
         calibration: Calibration | None = None,
     ) -> None:
-        """`quantization`: how the target's weights are stored; further drafters follow it.
+        """`quantization`: how the target's weights are stored.
         `thinking`: mode handed to the chat template, `None` leaves it to the template.
         `policy`: how much is verified, see `algorithms.policies`. `calibration`: of the drafter's
         confidences, `None` believes them as they are."""
@@ -193,7 +193,8 @@ class LLM:
 
         `drafter`: a directory, `None` for plain decoding, "auto": the one shipped for this
         target, if there is one, or "prompt-lookup": what the request's own text
-        repeats. `dtype`: bf16, fp32 or auto. `quantization`: int8 or `None`.
+        repeats. `dtype`: bf16, fp32 or auto. `quantization` of the target: int8 or
+        `None`; the drafter is int8 beside bf16 in any case.
         `thinking`: mode of chats, `None` leaves it to the template.
         `policy`: auto, none, fixed, fixed:K, mtp1, threshold:X or table:R=K,R=K; auto needs step
         costs, which are measured when it first drafts on this machine (seconds), and kept.
@@ -266,8 +267,14 @@ class LLM:
             template_hash=tokenizer.template_hash if tokenizer.has_chat_template else None,
         ).to(self.target.dtype)
         if self.target.device.type == "cpu":
-            drafter.pack(quantization=self._quantization)
+            drafter.pack(quantization=self._drafter_quantization)
         return drafter
+
+    @property
+    def _drafter_quantization(self) -> str | None:
+        """int8 beside a target of bf16 too: drafts are judged by the target, whatever made them,
+        and weights of half the size are read in half the time. float32 stays as it was trained."""
+        return "int8" if self.target.dtype == torch.bfloat16 else self._quantization
 
     @property
     def block_size(self) -> int:

@@ -29,7 +29,7 @@ KINDS = (
 
 def table_of(params: Sequence[SamplingParams], *, seed: int) -> RoundTable:
     return RoundTable.of(
-        [(DrawKind.of(p), seed + i, 20 + 3 * i, i, 0) for i, p in enumerate(params)],
+        [*zip(*((DrawKind.of(p), seed + i, 20 + 3 * i, i, 0) for i, p in enumerate(params)))],
         [p.temperature for p in params],
         device=torch.device("cpu"),
     )
@@ -100,8 +100,8 @@ def test_a_verdict_is_that_of_the_reference(
         found = decide(
             logits_NV,
             rounds=table,
-            starts_R=starts,
-            lengths_R=lengths,
+            starts=starts.tolist(),
+            lengths=lengths.tolist(),
             draft_tokens_RK=tokens_RK,
             draft_probs_RKS=probs_RKS,
             vocabulary=vocabulary,
@@ -126,12 +126,11 @@ def test_rows_that_are_not_finite_are_left_to_the_reference(
 ) -> None:
     logits_NV = torch.zeros((2, 40))
     logits_NV[1, 33] = value
-    zero = torch.zeros(2, dtype=torch.int64)
     found = decide(
         logits_NV,
         rounds=table_of([params] * 2, seed=1),
-        starts_R=torch.tensor([0, 1]),
-        lengths_R=zero,
+        starts=[0, 1],
+        lengths=[0, 0],
         draft_tokens_RK=torch.zeros((2, 0), dtype=torch.int64),
     )
     assert found is None
@@ -147,7 +146,7 @@ def test_rows_that_do_not_exist_are_refused(instructions: str) -> None:
         decide(
             torch.zeros((2, 5)),
             rounds=table_of(KINDS[:1], seed=0),
-            starts_R=torch.tensor([0]),
-            lengths_R=torch.tensor([2]),
+            starts=[0],
+            lengths=[2],
             draft_tokens_RK=torch.zeros((1, 2), dtype=torch.int64),
         )

@@ -275,6 +275,37 @@ def test_scores_that_are_not_finite_are_left_to_the_modules(instructions: str) -
     assert proposer._walk_at_once(requests, hidden_RKD, rounds) is None
 
 
+def test_a_map_to_no_token_and_an_anchor_that_is_none_are_refused(instructions: str) -> None:
+    drafter = packed_drafter(seed=1, vocab_size=40, num_drafted=32)
+    requests = live_requests(KINDS[:2], vocab_size=40)
+    rounds = round_table(requests, device=torch.device("cpu"))
+    assert drafter.d2t_S is not None
+    drafter.d2t_S[:] = 40
+    with pytest.raises(RuntimeError, match="d2t names token 40"):
+        draft_pass(drafter)._walk_at_once(requests, torch.ones((2, 4, 32)), rounds)
+    with pytest.raises(RuntimeError, match="anchor 40 is no token"):
+        drafter.block_inputs(torch.tensor([39, 40]))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_block_begins_with_rows_of_the_embedding(instructions: str, size: int) -> None:
+    """Anchors may be a row of a larger table."""
+    drafter = packed_drafter(seed=1, vocab_size=40)
+    anchors_R = torch.arange(2 * size).view(size, 2).T[1]
+    ids_RK = torch.full((size, 4), 39)
+    ids_RK[:, 0] = anchors_R
+    expected = torch.nn.functional.embedding(ids_RK.flatten(), drafter.embed_weight_VD)
+    assert torch.equal(drafter.block_inputs(anchors_R), expected)
+
+
+def test_the_projection_of_the_taps_is_never_quantized() -> None:
+    drafter = packed_drafter(seed=1, vocab_size=40, quantization="int8")
+    query: Any = drafter.decoder_layers()[0].self_attn.q_proj
+    fc: Any = drafter.fc
+    assert query.scales_O is not None
+    assert fc.scales_O is None
+
+
 def test_what_the_operators_do_not_know_is_left_to_the_modules() -> None:
     drafter = packed_drafter(seed=1, vocab_size=40, markov_head_type="gated")
     assert walk_weights(drafter) is None

@@ -11,6 +11,10 @@ import torch
 
 from dspark.core import AttentionLayout
 from dspark.engine.kv_cache import KVCache
+from dspark.kernels import extension
+
+_LEAST = 2
+"""Rows and pages that a layout describes at least."""
 
 
 class Run(NamedTuple):
@@ -30,6 +34,29 @@ def layout_of(
     At least two rows and two pages are described, the spare ones empty, so that a compiled
     graph sees no dimension of size one but the tokens.
     """
+    if not (extension.IS_LOADED and device.type == "cpu"):
+        return layout_by_arrays(runs, cache, device=device, is_two_way=is_two_way)
+    block_tables_RP, query_starts_R1, visible_N, positions_N, slots_N = torch.ops.dspark.lay_out(
+        torch.from_numpy(cache.table),
+        [number for run in runs for number in run],
+        cache.page_size,
+        is_two_way,
+        _LEAST,
+    )
+    return AttentionLayout(
+        block_tables_RP=block_tables_RP,
+        query_starts_R1=query_starts_R1,
+        visible_N=visible_N,
+        positions_N=positions_N,
+        slots_N=slots_N,
+        max_visible=max(run.start + run.num_tokens for run in runs),
+    )
+
+
+def layout_by_arrays(
+    runs: Sequence[Run], cache: KVCache, *, device: torch.device, is_two_way: bool = False
+) -> AttentionLayout:
+    """`layout_of` without the operator: its reference, and what other devices use."""
     table_R3 = np.array(runs, dtype=np.int64)
     slots, starts, counts = table_R3.T
     num_runs = len(runs)
@@ -39,8 +66,8 @@ def layout_of(
     total, max_visible = int(first[-1]), int(ends.max())
     positions_N = np.arange(total) + np.repeat(starts - first[:-1], counts)
     visible_N = np.repeat(ends, counts) if is_two_way else positions_N + 1
-    num_rows = max(2, num_runs)
-    tables_RP = np.zeros((num_rows, max(2, cache.pages_for(max_visible))), dtype=np.int32)
+    num_rows = max(_LEAST, num_runs)
+    tables_RP = np.zeros((num_rows, max(_LEAST, cache.pages_for(max_visible))), dtype=np.int32)
     tables = cache.tables(slots, num_positions=max_visible)
     tables_RP[:num_runs, : tables.shape[1]] = tables
     query_starts_R1 = np.full(num_rows + 1, total, dtype=np.int32)

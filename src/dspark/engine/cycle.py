@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -293,8 +292,8 @@ class Cycle:
         device = self._target.device
         layout = layout_of(runs, self._cache, device=device)
         # an id outside the vocabulary is rejected later; it must not index the embedding (UC-009)
-        ids_N = torch.from_numpy(np.array(ids, dtype=np.int64)).to(device)
-        ids_N = ids_N.clamp(0, self._target.spec.vocab_size - 1)
+        last = self._target.spec.vocab_size - 1
+        ids_N = torch.tensor([min(max(i, 0), last) for i in ids], device=device)
         output = self._target.forward(
             ids_N,
             layout=layout,

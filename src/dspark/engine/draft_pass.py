@@ -85,21 +85,34 @@ class DraftPass:
         self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: RoundTable
     ) -> DraftBlock:
         """One block of K tokens for each request, its last token being the anchor."""
-        hidden_RKD, noise = self._backbone(requests, cache, rounds), rounds.noise
-        plain = [r for r, live in enumerate(requests) if live.is_plain]
-        if self._walk_weights is None or not plain:
-            return self._walk_by_modules(requests, hidden_RKD, noise)
-        if len(plain) == len(requests):
+        hidden_RKD = self._backbone(requests, cache, rounds)
+        plain = []
+        if self._walk_weights is not None:
+            plain = [r for r, live in enumerate(requests) if live.is_plain]
+        if plain and len(plain) == len(requests):
             block = self._walk_at_once(requests, hidden_RKD, rounds)
-            return self._walk_by_modules(requests, hidden_RKD, noise) if block is None else block
-        others = sorted(set(range(len(requests))) - set(plain))
+        elif plain:
+            block = self._walk_apart(requests, hidden_RKD, rounds, plain)
+        else:
+            block = None
+        return self._walk_by_modules(requests, hidden_RKD, rounds.noise) if block is None else block
+
+    def _walk_apart(
+        self,
+        requests: Sequence[LiveRequest],
+        hidden_RKD: Tensor,
+        rounds: RoundTable,
+        plain: Sequence[int],
+    ) -> DraftBlock | None:
+        """The walk of plain requests as one operator, that of the others by modules."""
         block = self._walk_at_once(
             [requests[r] for r in plain], hidden_RKD[plain], rounds.pick(plain)
         )
         if block is None:
-            return self._walk_by_modules(requests, hidden_RKD, noise)
+            return None
+        others = sorted(set(range(len(requests))) - set(plain))
         rest = self._walk_by_modules(
-            [requests[r] for r in others], hidden_RKD[others], noise.pick(others)
+            [requests[r] for r in others], hidden_RKD[others], rounds.noise.pick(others)
         )
         return _merged((plain, block), (others, rest))
 

@@ -102,9 +102,10 @@ def _judge_at_once(
     vocabulary: DraftVocabulary | None,
 ) -> tuple[list[int], list[int]] | None:
     is_every = len(picked) == len(rounds)
-    tokens_RK = logits_NV.new_empty((len(picked), 0), dtype=torch.int64)
     probs_RKS = None
-    if block is not None:
+    if block is None:
+        tokens_RK = logits_NV.new_empty((len(picked), 0), dtype=torch.int64)
+    else:
         tokens_RK = block.tokens_RK if is_every else block.tokens_RK[list(picked)]
         probs_RKS = block.probs_RKS
         if probs_RKS is not None and not is_every:
@@ -112,8 +113,8 @@ def _judge_at_once(
     return decide(
         logits_NV,
         rounds=rounds.pick(picked),
-        starts_R=torch.tensor([starts[r] for r in picked]),
-        lengths_R=torch.tensor([len(drafts[r]) for r in picked]),
+        starts=[starts[r] for r in picked],
+        lengths=[len(drafts[r]) for r in picked],
         draft_tokens_RK=tokens_RK,
         draft_probs_RKS=probs_RKS,
         vocabulary=vocabulary,

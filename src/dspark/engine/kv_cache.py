@@ -131,6 +131,11 @@ class KVCache:
         self._release(slot, lease, 0)
         self._free_slots.append(slot)
 
+    @property
+    def table(self) -> npt.NDArray[np.int32]:
+        """Pages of all slots in the order of their positions, unused entries 0; not to be changed."""
+        return self._tables
+
     def tables(self, slots: npt.NDArray[np.int64], *, num_positions: int) -> npt.NDArray[np.int32]:
         """Block tables [R, P] of these slots, wide enough for `num_positions`; unused entries 0."""
         return self._tables[slots, : max(1, self.pages_for(num_positions))]

@@ -125,7 +125,13 @@ class LiveRequest:
 def round_table(requests: Sequence[LiveRequest], *, device: torch.device) -> RoundTable:
     """What the next round asks of each of these requests."""
     return RoundTable.of(
-        [(r.kind, r.seed, len(r.tokens), r.num_rounds, r.tokens[-1]) for r in requests],
+        [
+            [r.kind for r in requests],
+            [r.seed for r in requests],
+            [len(r.tokens) for r in requests],
+            [r.num_rounds for r in requests],
+            [r.tokens[-1] for r in requests],
+        ],
         [r.params.temperature for r in requests],
         device=device,
     )

@@ -4,6 +4,8 @@ It is what `sampling.process_logits` and `acceptance.accept` do for requests who
 but a temperature touches; those two are its reference. It knows no engine.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,16 +27,15 @@ def decide(
     logits_NV: Tensor,
     *,
     rounds: RoundTable,
-    starts_R: Tensor,
-    lengths_R: Tensor,
+    starts: Sequence[int],
+    lengths: Sequence[int],
     draft_tokens_RK: Tensor,
     draft_probs_RKS: Tensor | None = None,
     vocabulary: DraftVocabulary | None = None,
 ) -> tuple[list[int], list[int]] | None:
     """Drafted tokens that each request accepts, and the token after them.
 
-    Request r has rows `starts_R[r] .. + lengths_R[r]` of the logits (both int64);
-    `draft_tokens_RK` are target ids, invalid ones are refused. `draft_probs_RKS`: what they were
+    Request r has rows `starts[r] .. + lengths[r]` of the logits; `draft_tokens_RK` are target ids, invalid ones are refused. `draft_probs_RKS`: what they were
     drawn from, needed where drafts of a request with maximal coupling are verified. `None` if a
     row that had to be looked at has no finite largest logit: the reference says what is wrong.
     """
@@ -42,8 +43,8 @@ def decide(
         logits_NV,
         rounds.counters_CR,
         rounds.temperatures_R,
-        starts_R,
-        lengths_R,
+        starts,
+        lengths,
         draft_tokens_RK.contiguous(),
         draft_probs_RKS,
         None if vocabulary is None else vocabulary.column_V,

@@ -1,4 +1,4 @@
-"""A drafter around its backbone as two operators: its context is fed, a block is walked.
+"""A drafter around its backbone: its context is fed, a block is begun and walked.
 
 It knows weights and pages, no request. References: `Drafter.context` and `Drafter.context_kv`
 for the context, `engine.draft_pass` with `algorithms` for the walk. Letters: see `dspark.core`,
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from dspark.kernels import extension
 from dspark.kernels.linear import PackedLinear
 from dspark.kernels.rounds import RoundTable
 
@@ -56,6 +58,20 @@ def feed_context(
         positions_N,
         places_N,
     )
+
+
+def block_inputs(
+    embed_weight_VD: Tensor, anchor_ids_R: Tensor, *, mask_id: int, block_size: int
+) -> Tensor:
+    """Embeddings [R * K, D] of `[anchor, mask, .., mask]` for each row, flattened."""
+    if extension.IS_LOADED and embed_weight_VD.device.type == "cpu":
+        x_ND: Tensor = torch.ops.dspark.block_inputs(
+            embed_weight_VD, anchor_ids_R, mask_id, block_size
+        )
+        return x_ND
+    ids_RK = anchor_ids_R.new_full((len(anchor_ids_R), block_size), mask_id)
+    ids_RK[:, 0] = anchor_ids_R
+    return functional.embedding(ids_RK.view(-1), embed_weight_VD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ It knows no model, only that `nn.Linear` is y = x W^T + b. On the C++ path each 
 the same bits whatever other tokens share the pass; sums over the inputs run in one fixed order.
 """
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 import torch
@@ -118,8 +119,11 @@ class PackedLinear(nn.Module):
         return f"{self.in_features} -> {self.out_features}, {kind}, compiled={self.is_compiled}"
 
 
-def replace_linears(module: nn.Module, quantization: str | None = None) -> None:
-    """Swap every `nn.Linear` below `module` for its packed form, in place.
+def replace_linears(
+    module: nn.Module, quantization: str | None = None, *, exact: Sequence[nn.Module] = ()
+) -> None:
+    """Swap every `nn.Linear` below `module` for its packed form, in place; those that are `exact`
+    keep their own type of weights.
 
     The plain weight is dropped with its layer; one that another module shares (a tied embedding)
     lives on there and stays reachable as `weight` of the packed layer.
@@ -132,7 +136,8 @@ def replace_linears(module: nn.Module, quantization: str | None = None) -> None:
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                packed = PackedLinear.pack(child.weight, child.bias, quantization=quantization)
+                own = None if any(child is one for one in exact) else quantization
+                packed = PackedLinear.pack(child.weight, child.bias, quantization=own)
                 if owners[id(child.weight)] > 1:
                     packed.weight = child.weight
                 packed.train(child.training)

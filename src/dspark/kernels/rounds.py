@@ -2,7 +2,7 @@
 `kernels.decision` read it: one column a request. It knows no engine.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -44,15 +44,15 @@ class RoundTable:
     @classmethod
     def of(
         cls,
-        counters: Iterable[tuple[int, int, int, int, int]],
+        counters: Sequence[Sequence[int]],
         temperatures: Sequence[float],
         *,
         device: torch.device,
     ) -> "RoundTable":
-        """From one tuple (kind, seed, position, round, anchor) a request."""
-        rows_RC = np.array(list(counters), dtype=np.int64).reshape(len(temperatures), 5)
+        """From the five rows kind, seed, position, round and anchor, a column a request."""
+        counters_CR = np.array(counters, dtype=np.int64).reshape(5, len(temperatures))
         return cls(
-            counters_CR=torch.from_numpy(np.ascontiguousarray(rows_RC.T)).to(device),
+            counters_CR=torch.from_numpy(counters_CR).to(device),
             temperatures_R=torch.from_numpy(np.array(temperatures, dtype=np.float32)).to(device),
         )
 

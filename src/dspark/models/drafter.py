@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dspark.kernels.draft import block_inputs
 from dspark.kernels.elementwise import rms_norm, rotary, silu_mul
 from dspark.kernels.linear import side_by_side
 from dspark.models.drafter_base import DrafterBase
@@ -90,9 +91,12 @@ class Drafter(DrafterBase):
         """Embeddings [R * K, D] of `[anchor, mask, .., mask]` for each row, flattened."""
         mask_token_id = self.config.mask_token_id
         assert mask_token_id is not None, "a configuration of this kind has one"
-        ids_RK = anchor_ids_R.new_full((len(anchor_ids_R), self.config.block_size), mask_token_id)
-        ids_RK[:, 0] = anchor_ids_R
-        return functional.embedding(ids_RK.view(-1), self.embed_weight_VD).to(self.dtype)
+        return block_inputs(
+            self.embed_weight_VD,
+            anchor_ids_R,
+            mask_id=mask_token_id,
+            block_size=self.config.block_size,
+        ).to(self.dtype)
 
     def backbone(self, x_ND: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """Block slots through all layers to the hidden states [N, D] after the final norm."""

@@ -83,13 +83,15 @@ class DrafterBase(nn.Module):
     def pack(self, *, quantization: str | None = None, head: Project | None = None) -> None:
         """Swap all matrix products for packed ones: serving on a CPU; it ends training.
 
-        `head`: the target's own packed LM head, to share where the whole vocabulary is proposed.
+        The projection of the taps is never quantized: some channels of hidden states are so large
+        that int8 leaves little of the others. `head`: the target's own packed LM head, to share where the whole vocabulary is proposed.
         """
         layer: Any  # ModuleList forgets its element type
         for layer in self.layers:
             layer.self_attn.join()
             layer.mlp.join()
-        replace_linears(self, quantization)
+        fc = getattr(self, "fc", None)
+        replace_linears(self, quantization, exact=() if fc is None else (fc,))
         if head is None or self.config.draft_vocab_size is not None or self.has_own_head:
             head = PackedLinear.pack(self.head_weight_SD, quantization=quantization)
         self._packed_head = head

@@ -53,6 +53,7 @@ class Target:
     def __init__(self, model: PreTrainedModel, *, name: str) -> None:
         self.model = model
         self._base: nn.Module = model.base_model
+        self._embedding: nn.Module = model.get_input_embeddings()
         self._layers: nn.ModuleList = _decoder_layers(model)
         self._tapped: dict[int, Tensor] = {}
         self._bound: KVPages | None = None
@@ -156,7 +157,7 @@ class Target:
 
     def embed(self, ids_N: Tensor) -> Tensor:
         """Embeddings as the first layer gets them, [N, D]."""
-        embedded: Tensor = self.model.get_input_embeddings()(ids_N)
+        embedded: Tensor = self._embedding(ids_N)
         return embedded
 
     def allocate_pages(self, *, num_pages: int, page_size: int) -> KVPages:

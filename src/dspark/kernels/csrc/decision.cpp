@@ -222,15 +222,17 @@ Outcome judge_maximal(const Kernels& k, const Verification& v, int64_t r,
 // Accepted tokens and the next one of each request, [2, R]; a next token of -1 says that a row's
 // scores are not finite.
 Tensor decide(const Tensor& logits, const Tensor& counters, const Tensor& temperatures,
-              const Tensor& starts, const Tensor& lengths, const Tensor& tokens,
+              at::IntArrayRef starts, at::IntArrayRef lengths, const Tensor& tokens,
               const std::optional<Tensor>& draft_probs, const std::optional<Tensor>& column_of) {
   const Matrix x(logits);
   const Rounds rounds = rounds_of(counters, temperatures);
   TORCH_CHECK(tokens.dim() == 2 && tokens.size(0) == rounds.size);
+  TORCH_CHECK(static_cast<int64_t>(starts.size()) == rounds.size && lengths.size() == starts.size(),
+              "expected a start and a length for each of ", rounds.size, " requests");
   Verification v = {x,
                     rounds,
-                    whole_numbers(starts, rounds.size, "starts"),
-                    whole_numbers(lengths, rounds.size, "lengths"),
+                    starts.data(),
+                    lengths.data(),
                     whole_numbers(tokens, tokens.numel(), "tokens"),
                     tokens.size(1),
                     nullptr,
@@ -300,7 +302,7 @@ TORCH_LIBRARY_FRAGMENT(dspark, m) {
   m.def("softmax(Tensor scores) -> Tensor");
   m.def("draw_categorical(Tensor weights, Tensor uniforms) -> Tensor");
   m.def(
-      "decide(Tensor logits, Tensor counters, Tensor temperatures, Tensor starts, Tensor lengths, "
+      "decide(Tensor logits, Tensor counters, Tensor temperatures, int[] starts, int[] lengths, "
       "Tensor tokens, Tensor? draft_probs, Tensor? column_of) -> Tensor");
 }
 

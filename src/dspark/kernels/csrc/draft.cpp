@@ -139,6 +139,31 @@ void feed_context(const Tensor& taps, const c10::List<std::optional<Tensor>>& pr
   });
 }
 
+// Embeddings of [anchor, mask, .., mask] for each request, flattened.
+Tensor block_inputs(const Tensor& embeddings, const Tensor& anchors, int64_t mask_id,
+                    int64_t block_size) {
+  TORCH_CHECK(embeddings.dim() == 2 && embeddings.is_contiguous() && block_size > 0 &&
+                  mask_id >= 0 && mask_id < embeddings.size(0),
+              "embeddings must be contiguous rows, that of the mask ", mask_id, " among them, got ",
+              embeddings.sizes());
+  TORCH_CHECK(anchors.dim() == 1 && anchors.scalar_type() == at::kLong,
+              "anchors must be a row of int64, got ", anchors.sizes());
+  const int64_t num_rows = anchors.size(0), stride = anchors.stride(0);
+  const int64_t* const anchor = anchors.const_data_ptr<int64_t>();
+  for (int64_t r = 0; r < num_rows; ++r)
+    TORCH_CHECK(anchor[r * stride] >= 0 && anchor[r * stride] < embeddings.size(0), "anchor ",
+                anchor[r * stride], " is no token");
+  Tensor out = at::empty({num_rows * block_size, embeddings.size(1)}, embeddings.options());
+  const size_t row_bytes = static_cast<size_t>(embeddings.size(1) * embeddings.element_size());
+  const char* const from = bytes(embeddings);
+  char* to = mutable_bytes(out);
+  for (int64_t r = 0; r < num_rows; ++r)
+    for (int64_t j = 0; j < block_size; ++j, to += row_bytes)
+      memcpy(to, from + static_cast<size_t>(j == 0 ? anchor[r * stride] : mask_id) * row_bytes,
+             row_bytes);
+  return out;
+}
+
 // Everything that the walk over a block reads and writes; letters as in dspark.core.
 struct Walk {
   Type type;
@@ -151,6 +176,7 @@ struct Walk {
   bool reads_token;
   Rounds rounds;
   const int64_t* d2t;   // null: columns are target ids
+  int64_t num_ids;      // target ids are below it
   int64_t* tokens;      // [R][K]
   float* probs;         // [R][K][S], of maximal rows
   float* confidences;   // [R][K]
@@ -213,6 +239,9 @@ class Walking {
     }
     return is_finite;
   }
+
+  // A drawn token that is none of the target's, 0 if there was none.
+  int64_t unknown_token() const { return unknown_token_; }
 
  private:
   // What the workers tell each other about one slot.
@@ -285,7 +314,11 @@ class Walking {
     if (has_shared_ || has_maximal_) weigh(w, j, slot, bests, team);
     for (int64_t r = 0; r < a_.num_rows; ++r) {
       const int64_t column = column_of(w, j, slot, r, bests[static_cast<size_t>(r)]);
-      const int64_t token = a_.d2t == nullptr ? column : a_.d2t[column];
+      int64_t token = a_.d2t == nullptr ? column : a_.d2t[column];
+      if (token < 0 || token >= a_.num_ids) {  // every worker sees it, none reads its embedding
+        if (w.worker == 0) unknown_token_ = token;
+        token = 0;
+      }
       w.previous[static_cast<size_t>(r)] = token;
       if (w.worker == 0) a_.tokens[r * a_.block_size + j] = token;
     }
@@ -367,6 +400,7 @@ class Walking {
   Memory biased_;  // [R][S], of the slot at hand
   const bool has_shared_, has_maximal_;
   Slot slots_[2];
+  int64_t unknown_token_ = 0;  // of the first worker
 };
 
 // The tokens of a block for each request, target ids [R, K], and confidence logits [R, K]; both
@@ -403,9 +437,7 @@ std::tuple<Tensor, Tensor, bool> walk(
                   rounds.anchors[r], " is no token");
   }
   if (d2t.has_value()) a.d2t = values_of<int64_t>(*d2t, num_columns, "d2t");
-  const int64_t num_ids = w1.has_value() ? w1->size(0) : INT64_MAX;
-  for (int64_t i = 0; a.d2t != nullptr && i < num_columns; ++i)
-    TORCH_CHECK(a.d2t[i] >= 0 && a.d2t[i] < num_ids, "d2t names token ", a.d2t[i]);
+  a.num_ids = w1.has_value() ? w1->size(0) : INT64_MAX;
   if (confidence.has_value()) {
     a.reads_token = confidence->numel() != a.width + 1;
     TORCH_CHECK(!a.reads_token || w1.has_value());
@@ -429,6 +461,7 @@ std::tuple<Tensor, Tensor, bool> walk(
       const bool own = walking.run(worker, num_workers, team);
       if (worker == 0) is_finite = own;
     });
+    TORCH_CHECK(walking.unknown_token() == 0, "d2t names token ", walking.unknown_token());
   }
   return {tokens, confidences, is_finite};
 }
@@ -440,6 +473,7 @@ TORCH_LIBRARY_FRAGMENT(dspark, m) {
       "feed_context(Tensor taps, Tensor?[] projections, Tensor[] norms, float eps, "
       "Tensor(a!)[] k_pages, Tensor(b!)[] v_pages, Tensor cos, Tensor sin, Tensor positions, "
       "Tensor places) -> ()");
+  m.def("block_inputs(Tensor embeddings, Tensor anchors, int mask_id, int block_size) -> Tensor");
   m.def(
       "walk(Tensor hidden, int block_size, Tensor?[] head, int num_columns, Tensor? w1, "
       "Tensor?[] w2, Tensor? confidence, Tensor counters, Tensor temperatures, Tensor? d2t, "
@@ -448,6 +482,7 @@ TORCH_LIBRARY_FRAGMENT(dspark, m) {
 
 TORCH_LIBRARY_IMPL(dspark, CPU, m) {
   m.impl("feed_context", feed_context);
+  m.impl("block_inputs", block_inputs);
   m.impl("walk", walk);
 }
 
