@@ -28,8 +28,15 @@ KINDS = (
 
 
 def table_of(params: Sequence[SamplingParams], *, seed: int) -> RoundTable:
+    each = range(len(params))
     return RoundTable.of(
-        [*zip(*((DrawKind.of(p), seed + i, 20 + 3 * i, i, 0) for i, p in enumerate(params)))],
+        [
+            [DrawKind.of(p) for p in params],
+            [seed + i for i in each],
+            [20 + 3 * i for i in each],
+            list(each),
+            [0] * len(params),
+        ],
         [p.temperature for p in params],
         device=torch.device("cpu"),
     )

@@ -279,10 +279,11 @@ def test_a_map_to_no_token_and_an_anchor_that_is_none_are_refused(instructions: 
     drafter = packed_drafter(seed=1, vocab_size=40, num_drafted=32)
     requests = live_requests(KINDS[:2], vocab_size=40)
     rounds = round_table(requests, device=torch.device("cpu"))
-    assert drafter.d2t_S is not None
-    drafter.d2t_S[:] = 40
+    proposer = draft_pass(drafter)
+    assert proposer.vocabulary is not None
+    proposer.vocabulary.d2t_S[:] = 40
     with pytest.raises(RuntimeError, match="d2t names token 40"):
-        draft_pass(drafter)._walk_at_once(requests, torch.ones((2, 4, 32)), rounds)
+        proposer._walk_at_once(requests, torch.ones((2, 4, 32)), rounds)
     with pytest.raises(RuntimeError, match="anchor 40 is no token"):
         drafter.block_inputs(torch.tensor([39, 40]))
 

@@ -133,7 +133,7 @@ class KVCache:
 
     @property
     def table(self) -> npt.NDArray[np.int32]:
-        """Pages of all slots in the order of their positions, unused entries 0; not to be changed."""
+        """Pages of all slots by position, unused entries 0; not to be changed."""
         return self._tables
 
     def tables(self, slots: npt.NDArray[np.int64], *, num_positions: int) -> npt.NDArray[np.int32]:

@@ -35,9 +35,10 @@ def decide(
 ) -> tuple[list[int], list[int]] | None:
     """Drafted tokens that each request accepts, and the token after them.
 
-    Request r has rows `starts[r] .. + lengths[r]` of the logits; `draft_tokens_RK` are target ids, invalid ones are refused. `draft_probs_RKS`: what they were
-    drawn from, needed where drafts of a request with maximal coupling are verified. `None` if a
-    row that had to be looked at has no finite largest logit: the reference says what is wrong.
+    Request r has rows `starts[r] .. + lengths[r]` of the logits; `draft_tokens_RK` are target ids,
+    invalid ones are refused. `draft_probs_RKS`: what they were drawn from, needed where drafts of
+    a request with maximal coupling are verified. `None` if a row that had to be looked at has no
+    finite largest logit: the reference says what is wrong.
     """
     num_accepted, next_tokens = torch.ops.dspark.decide(
         logits_NV,

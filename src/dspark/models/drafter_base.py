@@ -84,7 +84,8 @@ class DrafterBase(nn.Module):
         """Swap all matrix products for packed ones: serving on a CPU; it ends training.
 
         The projection of the taps is never quantized: some channels of hidden states are so large
-        that int8 leaves little of the others. `head`: the target's own packed LM head, to share where the whole vocabulary is proposed.
+        that int8 leaves little of the others. `head`: the target's own packed LM head, to share
+        where the whole vocabulary is proposed.
         """
         layer: Any  # ModuleList forgets its element type
         for layer in self.layers:
