@@ -1,10 +1,8 @@
 """The results file of an evaluation: one line a prompt, written when its answer has ended.
 
-It knows counts and seconds; it runs no model. A line cut by a kill is dropped and measured again.
+It knows counts and seconds; it runs no model.
 """
 
-import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,9 +12,8 @@ import torch
 
 from dspark.algorithms.calibration_metrics import ConfidenceRounds
 from dspark.algorithms.survival import AcceptanceStats
+from dspark.benchmarks.results_file import ResultsFile
 from dspark.core import FinishReason
-from dspark.data.durable_rows import append_row
-from dspark.errors import InputError
 from dspark.llm import Completion
 
 PLAIN = "plain"
@@ -54,6 +51,13 @@ class PromptRecord:
     committed: Sequence[int]
     confidence: Sequence[Sequence[float]] | None
     """Logits of the confidences of each round, `None` without them."""
+    num_prompt_tokens: int | None = None
+    """Length of the prompt as ids; files of older versions do not know it."""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "PromptRecord":
+        """What `asdict` wrote. Raises `TypeError` or `KeyError` for anything else."""
+        return cls(**{**row, "cell": Cell(**row["cell"])})
 
     @classmethod
     def of(
@@ -74,6 +78,7 @@ class PromptRecord:
             accepted=[item.num_accepted for item in rounds],
             committed=[len(item.token_ids) for item in rounds],
             confidence=[list(row or ()) for row in logits] if any(logits) else None,
+            num_prompt_tokens=len(completion.prompt_ids),
         )
 
     @property
@@ -124,13 +129,13 @@ def _confident(record: PromptRecord) -> Iterator[tuple[Sequence[float], int, int
 
 
 class Journal:
-    """Lines of a file, the first of which holds the settings that all of them share."""
+    """The answered prompts of a results file whose settings they all share."""
 
     def __init__(self, path: str | Path, *, settings: Mapping[str, Any]) -> None:
         """Opens or begins the file. Raises `InputError` if it holds results of other settings."""
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._records = {_key(record): record for record in self._resume(settings)}
+        self._file = ResultsFile(path, settings=settings, owner="an evaluation")
+        self.path = self._file.path
+        self._records = {_key(record): record for record in self._found()}
 
     def find(self, cell: Cell, *, index: int, prompt: str) -> PromptRecord | None:
         """The line of a prompt that was measured before."""
@@ -138,52 +143,15 @@ class Journal:
 
     def add(self, record: PromptRecord) -> None:
         """Append a line and wait until it is on the disk."""
-        self._write(asdict(record))
+        self._file.add(asdict(record))
         self._records[_key(record)] = record
 
-    def _resume(self, settings: Mapping[str, Any]) -> Iterator[PromptRecord]:
-        raw = self.path.read_bytes() if self.path.exists() else b""
-        whole = raw[: raw.rfind(b"\n") + 1]
-        if not whole:
-            self.path.write_bytes(b"")
-            self._write({"settings": dict(settings)})
-            return
-        if len(whole) < len(raw):
-            os.truncate(self.path, len(whole))
-        rows = [self._row(number, line) for number, line in enumerate(whole.splitlines(), start=1)]
-        self._check_settings(rows[0].get("settings"), settings)
-        for number, row in enumerate(rows[1:], start=2):
+    def _found(self) -> Iterator[PromptRecord]:
+        for number, row in enumerate(self._file.rows, start=1):
             try:
-                yield PromptRecord(**{**row, "cell": Cell(**row["cell"])})
+                yield PromptRecord.from_row(row)
             except (TypeError, KeyError) as error:
-                raise self._foreign(number) from error
-
-    def _row(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise self._foreign(number) from error
-        if not isinstance(row, dict):
-            raise self._foreign(number)
-        return row
-
-    def _foreign(self, number: int) -> InputError:
-        return InputError(
-            f"{self.path} line {number} is no result of an evaluation; name another results file."
-        )
-
-    def _check_settings(self, found: Any, wanted: Mapping[str, Any]) -> None:
-        if not isinstance(found, dict):
-            raise self._foreign(1)
-        for name in sorted({*found, *wanted}):
-            if found.get(name) != wanted.get(name):
-                raise InputError(
-                    f"{self.path} holds results with {name} {found.get(name)!r}, and now it is "
-                    f"{wanted.get(name)!r}; name another results file, or take the same settings."
-                )
-
-    def _write(self, row: Mapping[str, Any]) -> None:
-        append_row(self.path, row, rows="results", kept="prompts")
+                raise self._file.foreign(number) from error
 
 
 def _key(record: PromptRecord) -> tuple[Cell, int, str]:
