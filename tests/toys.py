@@ -19,8 +19,13 @@ EOS_ID = 2
 AnyDrafter = TypeVar("AnyDrafter", bound=DrafterBase)
 
 
-def toy_target(*, seed: int = 0, scale: float = 8.0, **changes: Any) -> Target:
-    """A Llama of 2 layers and width 32 whose distributions are neither flat nor one-hot."""
+def toy_target(
+    *, seed: int = 0, scale: float = 8.0, layer_scale: float = 4.0, **changes: Any
+) -> Target:
+    """A Llama of 2 layers and width 32 whose distributions are neither flat nor one-hot.
+
+    With `layer_scale` 0 its layers add nothing: the next token is a function of the last one.
+    """
     values: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 32,
@@ -38,7 +43,7 @@ def toy_target(*, seed: int = 0, scale: float = 8.0, **changes: Any) -> Target:
     model = LlamaForCausalLM(LlamaConfig(**{**values, **changes})).float()
     with torch.no_grad():
         for parameter in model.model.layers.parameters():
-            parameter.mul_(4.0)
+            parameter.mul_(layer_scale)
         model.lm_head.weight.mul_(scale)
     return Target.wrap(model, name="toy")
 

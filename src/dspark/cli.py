@@ -6,7 +6,7 @@ Heavy modules are imported inside the commands, so that `--help` answers at once
 import json
 import sys
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -146,6 +146,8 @@ _STATES_PANEL = "Hidden states and processes"
 _LOSS_PANEL = "Loss and optimiser"
 _PLAN_PANEL = "Planning"
 _EVALUATION = "benchmarks.evaluation.EvaluationConfig"
+_LOAD = "benchmarks.load.config.LoadConfig"
+_SIMULATION = "benchmarks.simulation.simulate.SimulationConfig"
 
 
 _ALL_PEERS = "transformers,llama-cpp,openvino,vllm"
@@ -900,6 +902,88 @@ def evaluate(
 
 
 @app.command()
+def simulate(
+    records: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Recorded rounds: --record of bench load, or --results of evaluate or bench load."
+        ),
+    ],
+    cost: Annotated[
+        Path,
+        typer.Option(
+            help="Step costs of the machine: a table of `dspark profile`, or one of vLLM or SGLang."
+        ),
+    ],
+    calibration: Annotated[
+        Path | None, typer.Option(help="calibration.json of the drafter.", show_default="none")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Which of the recorded temperatures.", show_default="the only one"),
+    ] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            help="As in bench load.",
+            show_default="auto,none,mtp1, every fixed width, threshold:0.5",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Users of closed loads, separated by commas; an empty text: none.")
+    ] = "1,2,4,8,16,32,64",
+    rates: Annotated[
+        str, typer.Option(help="Requests a second of open loads, separated by commas.")
+    ] = "",
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Arrivals, JSON lines with arrival_s, or with timestamp (Mooncake)."),
+    ] = None,
+    requests: Annotated[int | None, option(_SIMULATION, "requests")] = None,
+    replicas: Annotated[int | None, option(_SIMULATION, "replicas")] = None,
+    max_requests: Annotated[int | None, option(_SIMULATION, "max_requests")] = None,
+    max_new_tokens: Annotated[int | None, option(_SIMULATION, "max_new_tokens")] = None,
+    max_step_tokens: Annotated[int | None, option(_SIMULATION, "max_step_tokens")] = None,
+    seed: Annotated[int | None, option(_SIMULATION, "seed")] = None,
+    as_json: Json = False,
+) -> None:
+    """Would it pay on that machine? The scheduler over a table of costs and recorded rounds.
+
+    No model runs. Example: dspark simulate rounds.jsonl --cost h200.json --rates 10,50,200
+    """
+    from dspark import load_session
+    from dspark.benchmarks.load.config import default_policies, policy_names
+    from dspark.benchmarks.simulation.arrivals import read_trace
+    from dspark.benchmarks.simulation.simulate import SimulationConfig
+    from dspark.benchmarks.simulation.simulate import simulate as run
+    from dspark.benchmarks.simulation.tables import print_simulation
+
+    machine = load_session.read_machine(
+        records, cost=cost, calibration=calibration, temperature=temperature
+    )
+    names = policy_names(policies) if policies else default_policies(machine.recording.block_size)
+    config = SimulationConfig(
+        policies=names,
+        concurrency=[_whole_number("concurrency", text) for text in _names(concurrency)],
+        rates=[_number("rates", text) for text in _names(rates)],
+        **given(
+            requests=requests,
+            replicas=replicas,
+            max_requests=max_requests,
+            max_new_tokens=max_new_tokens,
+            max_step_tokens=max_step_tokens,
+            seed=seed,
+        ),
+    )
+    console = Console(stderr=True)
+    with console.status("simulating"):
+        report = run(machine, config=config, trace=() if trace is None else read_trace(trace))
+    print_simulation(console if as_json else Console(), report)
+    if as_json:
+        _print_json(report.to_json())
+
+
+@app.command()
 def split(
     folder: Annotated[Path, typer.Argument(help="Directory of a drafter.")],
     megabytes: Annotated[float, typer.Option(help="Of each file of weights, at most.")] = 16.0,
@@ -1205,6 +1289,125 @@ def cycle(
     with console.status("taking steps"):
         report = measure(llm.target, drafter=llm.drafter, quantization=quantization, config=config)
     print_cycle(console if as_json else Console(), report)
+    if as_json:
+        _print_json(report.to_json())
+
+
+@bench.command()
+def load(
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Prompts: files or data sets as in evaluate, each file (or domain in it) counted "
+            "as a domain.",
+            show_default="15 built-in ones, math, code and chat",
+        ),
+    ] = None,
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            help="What plans, separated by commas: auto, none, mtp1, fixed:K, threshold:X, "
+            "table:R=K,R=K.",
+            show_default="auto,none,mtp1, every fixed width, threshold:0.5",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Users of closed loads, separated by commas; an empty text: none.")
+    ] = "1,2,4,8,16,32,64",
+    rates: Annotated[
+        str, typer.Option(help="Requests a second of open loads, separated by commas.")
+    ] = "",
+    temperatures: Annotated[
+        str, typer.Option(help="Sampling temperatures; the first gives the top-level figures.")
+    ] = "1,0",
+    repeats: Annotated[int | None, option(_LOAD, "repeats")] = None,
+    unit_seconds: Annotated[float | None, option(_LOAD, "unit_s", "--unit-seconds")] = None,
+    budget_minutes: Annotated[float | None, option(_LOAD, "budget_minutes")] = None,
+    max_new_tokens: Annotated[int | None, option(_LOAD, "max_new_tokens")] = None,
+    seed: Annotated[int | None, option(_LOAD, "seed")] = None,
+    coupling: Annotated[str | None, option(_LOAD, "coupling")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Prompts of each domain.", show_default="all")
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that takes each measurement as it ends; the same file goes on.",
+            show_default="in the cache until all is measured",
+        ),
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="File that takes rounds for `dspark simulate`.")
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Directory for PNG pictures after Figures 7 and 8.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The scheduler and fixed policies under load, interleaved: speed of one user and of all.
+
+    After a crash, or when the minutes are up, the same command goes on. Example: dspark bench
+    load --concurrency 1,8 --budget-minutes 5 --plots pictures
+    """
+    from dspark import assembly, load_session
+    from dspark.benchmarks.load.config import LoadConfig, default_policies, policy_names
+    from dspark.benchmarks.load.plots import save_load_plots
+    from dspark.benchmarks.load.tables import print_load
+    from dspark.benchmarks.plots import require_matplotlib
+
+    values = given(
+        repeats=repeats,
+        unit_s=unit_seconds,
+        budget_minutes=budget_minutes,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        coupling=_coupling(coupling),
+    )
+    config = LoadConfig(
+        policies=policy_names(policies) if policies else default_policies(1),
+        concurrency=[_whole_number("concurrency", text) for text in _names(concurrency)],
+        rates=[_number("rates", text) for text in _names(rates)],
+        temperatures=[_number("temperatures", text) for text in _names(temperatures)],
+        **values,
+    )
+    if plots is not None:
+        require_matplotlib()
+    console = Console(stderr=True)
+    with console.status("loading the models"):
+        llm = assembly.load_llm(
+            target=target,
+            drafter=drafter,
+            dtype=dtype,
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+            max_requests=config.most_requests,
+        )
+    if policies is None:
+        config = replace(config, policies=default_policies(llm.block_size))
+    report = load_session.run_sweep(
+        llm,
+        load_session.tasks_of(llm, data or [], limit=limit),
+        config=config,
+        weights=load_session.drafter_hash(target, drafter),
+        quantization=quantization,
+        files=load_session.LoadFiles(results=results, record=record),
+        on_unit=lambda unit, measured, done: console.print(
+            load_session.unit_sentence(unit, measured.tokens_per_s, done, config.num_units),
+            style="dim",
+            highlight=False,
+        ),
+    )
+    print_load(console if as_json else Console(), report)
+    if plots is not None:
+        for path in save_load_plots(report, plots):
+            console.print(f"wrote {path}", style="dim", highlight=False)
     if as_json:
         _print_json(report.to_json())
 

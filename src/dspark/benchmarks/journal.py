@@ -13,7 +13,7 @@ import torch
 from dspark.algorithms.calibration_metrics import ConfidenceRounds
 from dspark.algorithms.survival import AcceptanceStats
 from dspark.benchmarks.results_file import ResultsFile
-from dspark.core import FinishReason
+from dspark.core import FinishReason, RoundResult
 from dspark.llm import Completion
 
 PLAIN = "plain"
@@ -64,21 +64,44 @@ class PromptRecord:
         cls, cell: Cell, completion: Completion, *, index: int, prompt: str, seconds: float
     ) -> "PromptRecord":
         """What a completion tells, the prompt's own pass left out."""
-        rounds = [item for item in completion.rounds if not item.is_prefill]
-        logits = [item.confidence_logits for item in rounds]
+        return cls.of_rounds(
+            cell,
+            completion.rounds,
+            index=index,
+            prompt=prompt,
+            seconds=seconds,
+            num_prompt_tokens=len(completion.prompt_ids),
+        )
+
+    @classmethod
+    def of_rounds(
+        cls,
+        cell: Cell,
+        rounds: Sequence[RoundResult],
+        *,
+        index: int,
+        prompt: str,
+        seconds: float,
+        num_prompt_tokens: int,
+    ) -> "PromptRecord":
+        """What the rounds of a finished answer tell, the first of which is the prompt's own."""
+        reason = rounds[-1].finish_reason if rounds else FinishReason.LENGTH
+        assert reason is not None, "the answer has ended"
+        kept = [item for item in rounds if not item.is_prefill]
+        logits = [item.confidence_logits for item in kept]
         return cls(
             cell=cell,
             index=index,
             prompt=prompt,
-            num_tokens=len(completion.token_ids),
+            num_tokens=sum(len(item.token_ids) for item in rounds),
             seconds=seconds,
-            finish_reason=completion.finish_reason.value,
-            offered=[item.num_offered for item in rounds],
-            planned=[item.num_planned for item in rounds],
-            accepted=[item.num_accepted for item in rounds],
-            committed=[len(item.token_ids) for item in rounds],
+            finish_reason=reason.value,
+            offered=[item.num_offered for item in kept],
+            planned=[item.num_planned for item in kept],
+            accepted=[item.num_accepted for item in kept],
+            committed=[len(item.token_ids) for item in kept],
             confidence=[list(row or ()) for row in logits] if any(logits) else None,
-            num_prompt_tokens=len(completion.prompt_ids),
+            num_prompt_tokens=num_prompt_tokens,
         )
 
     @property

@@ -53,7 +53,8 @@ def require_matplotlib() -> None:
         ) from error
 
 
-def _figure(columns: int, *, height: float = 3.2) -> tuple[Any, Sequence[Any]]:
+def new_figure(columns: int, *, height: float = 3.2) -> tuple[Any, Sequence[Any]]:
+    """An empty picture of `columns` panels side by side, and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.4 * columns, height), layout="constrained")
@@ -64,7 +65,7 @@ def _figure(columns: int, *, height: float = 3.2) -> tuple[Any, Sequence[Any]]:
 def _conditional(run: TemperatureReport) -> Any:
     """Figure 2: conditional acceptance by position, one panel a task."""
     tasks = _tasks(run)
-    figure, axes = _figure(len(tasks))
+    figure, axes = new_figure(len(tasks))
     for axis, task in zip(axes, tasks, strict=True):
         for name, drafter in run.drafters.items():
             points = [
@@ -88,7 +89,7 @@ def _thresholds(run: TemperatureReport) -> Any:
     if not drafters:
         return None
     tasks = _tasks(run)
-    figure, axes = _figure(len(tasks))
+    figure, axes = new_figure(len(tasks))
     for axis, task in zip(axes, tasks, strict=True):
         right = axis.twinx()
         for name, drafter in drafters.items():
@@ -119,7 +120,7 @@ def _against(
     }
     if len({value for value, _ in points.values()}) < 2:
         return None
-    figure, (axis,) = _figure(1)
+    figure, (axis,) = new_figure(1)
     for name, (value, tau) in points.items():
         axis.plot([value], [tau], marker="o", linestyle="", label=name)
     axis.set(xlabel=label, ylabel="mean tau", title=f"T={run.temperature:g}")
@@ -129,7 +130,7 @@ def _against(
 
 def _reliability(name: str, drafter: DrafterReport, temperature: float) -> Any:
     """Figure 6: foretold and measured survival, one panel a position."""
-    figure, axes = _figure(len(drafter.positions))
+    figure, axes = new_figure(len(drafter.positions))
     for axis, position in zip(axes, drafter.positions, strict=True):
         axis.plot([0, 1], [0, 1], linestyle=":", color="grey")
         axis.bar(

@@ -1,0 +1,1 @@
+"""`dspark bench load`: policies under load, closed and open."""

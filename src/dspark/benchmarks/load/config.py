@@ -1,0 +1,141 @@
+"""What a load sweep measures: policies, loads, temperatures, repeats. It measures nothing."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dspark.core import Coupling, SamplingParams
+from dspark.errors import InputError
+
+NONE = "none"
+AUTO = "auto"
+MTP1 = "mtp1"
+OPEN_REQUESTS = 64
+"""Requests in flight under an open load; others wait."""
+
+
+class LoadKind(StrEnum):
+    """How requests come."""
+
+    CLOSED = "closed"  # so many users, each asks again as soon as it has its answer
+    OPEN = "open"  # so many requests a second, whoever is still waiting (Poisson)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Load:
+    """How much comes: users of a closed load, requests a second of an open one."""
+
+    kind: LoadKind
+    level: float
+
+    @property
+    def name(self) -> str:
+        """The level as a key of the JSON: "8", "2.5"."""
+        return f"{self.level:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What is measured in one piece: one policy under one load, once."""
+
+    temperature: float
+    load: Load
+    policy: str
+    repeat: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    """The sweep; the defaults are those of the project's own figures."""
+
+    policies: Sequence[str]
+    """What plans how many drafted tokens are verified, by the names that `policies.parse_policy`
+    reads: auto, none, mtp1, fixed:3, threshold:0.5, table:4=5,16=3."""
+    concurrency: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
+    """Users of a closed load: each asks again as soon as it has its answer."""
+    rates: Sequence[float] = ()
+    """Requests a second of an open load, Poisson arrivals; none are measured by default."""
+    temperatures: Sequence[float] = (1.0, 0.0)
+    """Sampling temperatures; the first one gives the report's top-level figures."""
+    repeats: int = 5
+    """Times that every policy meets every load, in rotating order; medians count."""
+    unit_s: float = 3.0
+    """Seconds of steady state in one measurement, by plain decoding's speed at that load; all
+    policies then do the work that plain decoding does in this time."""
+    budget_minutes: float | None = None
+    """Minutes for the whole run: shortens each measurement to fit, and stops in any case. The same
+    command goes on where it stopped."""
+    max_new_tokens: int = 96
+    """Tokens of each answer, at most; an answer may end before."""
+    max_step_tokens: int = 512
+    """Tokens of one target pass: verify windows first, prompt chunks in what is left."""
+    seed: int = 0
+    """Seed of the order of prompts, of arrivals and of the answers above temperature 0."""
+    coupling: Coupling = Coupling.MAXIMAL
+    """How draft and target are drawn together above temperature 0: maximal or shared-noise."""
+
+    def __post_init__(self) -> None:
+        for name, values in (("concurrency", self.concurrency), ("rates", self.rates)):
+            if any(value <= 0 for value in values) or len(set(values)) < len(values):
+                raise InputError(
+                    f"{name} is {list(values)}, but its values must be different and above 0."
+                )
+        if not self.loads or not self.policies or not self.temperatures:
+            raise InputError("A load sweep needs a load, a policy and a temperature.")
+        if len(set(self.policies)) < len(self.policies):
+            raise InputError(f"policies is {list(self.policies)}, but each may stand there once.")
+        for name in ("repeats", "max_new_tokens", "max_step_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
+        for name, value in (("unit_s", self.unit_s), ("budget_minutes", self.budget_minutes)):
+            if value is not None and value <= 0:
+                raise InputError(f"{name} is {value}, but it must be above 0.")
+        for temperature in self.temperatures:
+            SamplingParams(temperature=temperature)
+
+    @property
+    def loads(self) -> Sequence[Load]:
+        """Closed loads, then open ones."""
+        closed = [Load(kind=LoadKind.CLOSED, level=level) for level in self.concurrency]
+        return [*closed, *(Load(kind=LoadKind.OPEN, level=level) for level in self.rates)]
+
+    def units(self) -> Iterator[Unit]:
+        """Every unit once: whole repeats one after the other, the policies of a load in turn.
+
+        A run that is cut short has thus measured every policy equally often, give or take one,
+        and a slow minute of the machine meets policies that stand side by side alike.
+        """
+        for repeat in range(self.repeats):
+            for temperature in self.temperatures:
+                for place, load in enumerate(self.loads):
+                    first = (repeat + place) % len(self.policies)
+                    for policy in (*self.policies[first:], *self.policies[:first]):
+                        yield Unit(temperature=temperature, load=load, policy=policy, repeat=repeat)
+
+    @property
+    def most_requests(self) -> int:
+        """Requests in flight, at most."""
+        return int(max([*self.concurrency, *([OPEN_REQUESTS] if self.rates else [])]))
+
+    @property
+    def num_units(self) -> int:
+        """How many `units` there are."""
+        per_repeat = len(self.temperatures) * len(self.loads) * len(self.policies)
+        return self.repeats * per_repeat
+
+
+def default_policies(block_size: int) -> list[str]:
+    """The scheduler and what it is to beat: plain decoding, every fixed width, a threshold."""
+    widths = [f"fixed:{width}" for width in range(2, block_size + 1)]
+    return [AUTO, NONE, MTP1, *widths, "threshold:0.5"]
+
+
+def policy_names(text: str) -> list[str]:
+    """Policies as they are typed, with commas between them and inside a table's steps."""
+    names: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        if names and "=" in part and ":" not in part:  # a further step of the table before it
+            names[-1] += f",{part}"
+        elif part:
+            names.append(part)
+    return names

@@ -1,0 +1,112 @@
+"""Engines of one model in this process, one at a time: where a load sweep gets them.
+
+It builds a cycle for so many users and a policy; it puts no load on it.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+
+from dspark.benchmarks.journal import Cell, PromptRecord
+from dspark.benchmarks.load.config import NONE, LoadConfig
+from dspark.benchmarks.load.deck import Task
+from dspark.benchmarks.load.planners import planner_of
+from dspark.benchmarks.load.results import Answer
+from dspark.core import Request, RoundResult, SamplingParams
+from dspark.engine.cycle import Cycle, CycleConfig
+from dspark.engine.planner import Planner
+from dspark.llm import LLM
+
+_ANSWERED_TOGETHER = 8
+_WHOLE = "fixed"
+
+
+class LocalEngines:
+    """Cycles of an `LLM` (`load.sweep.Engines`); the one opened last is the only one in memory."""
+
+    def __init__(
+        self, llm: LLM, *, tasks: Sequence[Task], config: LoadConfig, weights: str
+    ) -> None:
+        """`weights`: hash of the drafter's files, for the records."""
+        self._llm = llm
+        self._config = config
+        self._weights = weights
+        longest = max(len(task.prompt_ids) for task in tasks)
+        self._num_positions = longest + config.max_new_tokens + llm.block_size
+        self._planners: dict[str, Planner] = {}
+        self._cycle: Cycle | None = None
+
+    def open(self, policy: str, *, num_users: int) -> Cycle:
+        """An engine for so many requests at a time; plain decoding has no drafter at all."""
+        if policy not in self._planners:
+            self._planners[policy] = planner_of(
+                policy,
+                block_size=self._llm.block_size,
+                cost=self._llm.step_cost,
+                calibration=self._llm.calibration,
+            )
+        planner = self._planners[policy]
+        return self._open(planner, num_users=num_users, is_plain=policy == NONE)
+
+    def answers(self, tasks: Sequence[Task], *, temperature: float) -> Iterator[Answer]:
+        """Each task answered once, every block verified whole, as they end."""
+        planner = planner_of(
+            _WHOLE, block_size=self._llm.block_size, cost=self._llm.step_cost, calibration=None
+        )
+        cycle = self._open(planner, num_users=_ANSWERED_TOGETHER, is_plain=False)
+        for index, task in enumerate(tasks):
+            cycle.submit(self._request(index, task, temperature))
+        rounds: dict[str, list[RoundResult]] = {str(i): [] for i in range(len(tasks))}
+        while cycle.has_work:
+            for item in cycle.step().rounds:
+                rounds[item.request_id].append(item)
+                if item.finish_reason is not None:
+                    index = int(item.request_id)
+                    yield self._answer(index, tasks[index], rounds[item.request_id], temperature)
+
+    def _open(self, planner: Planner, *, num_users: int, is_plain: bool) -> Cycle:
+        page_size = CycleConfig().page_size
+        pages = -(-self._num_positions // page_size)
+        self._cycle = None  # its pages go before new ones come
+        self._cycle = Cycle(
+            self._llm.target,
+            drafter=None if is_plain else self._llm.drafter,
+            config=CycleConfig(
+                max_requests=num_users,
+                num_positions=num_users * pages * page_size,
+                max_step_tokens=self._config.max_step_tokens,
+            ),
+            planner=planner,
+            clock=time.perf_counter,
+        )
+        return self._cycle
+
+    def _request(self, index: int, task: Task, temperature: float) -> Request:
+        is_greedy = temperature == 0.0
+        params = SamplingParams(
+            temperature=temperature,
+            max_tokens=self._config.max_new_tokens,
+            seed=None if is_greedy else self._config.seed + index,
+            coupling=None if is_greedy else self._config.coupling,
+        )
+        return Request(id=str(index), prompt_ids=task.prompt_ids, params=params)
+
+    def _answer(
+        self, index: int, task: Task, rounds: Sequence[RoundResult], temperature: float
+    ) -> Answer:
+        cell = Cell(
+            drafter="load",
+            weights=self._weights,
+            temperature=temperature,
+            width=None,
+            task=task.domain,
+        )
+        record = PromptRecord.of_rounds(
+            cell,
+            rounds,
+            index=index,
+            prompt=hashlib.sha256(repr(list(task.prompt_ids)).encode()).hexdigest()[:16],
+            seconds=0.0,
+            num_prompt_tokens=len(task.prompt_ids),
+        )
+        return Answer(record=record, token_ids=[t for item in rounds for t in item.token_ids])

@@ -1,0 +1,305 @@
+"""What a load sweep says: medians, ratios with intervals, frontiers, budgets. It measures nothing.
+
+Ratios compare the same repeat of two policies, which did the same work side by side.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dspark.algorithms.bootstrap import Interval, speed_ratio_interval
+from dspark.benchmarks.environment import Environment
+from dspark.benchmarks.load.config import AUTO, MTP1, NONE, Load, LoadKind, Unit
+from dspark.benchmarks.load.frontier import Gains, Point, gains
+from dspark.benchmarks.load.tally import Counts, Measured
+
+Grid = Mapping[str, Mapping[Load, Sequence[Measured]]]
+"""Repeats by policy and load, in the order of the repeats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """One policy under one load: medians of its repeats, and sums over them where said."""
+
+    repeats: int
+    tokens_per_s: float
+    tokens_per_s_min: float
+    tokens_per_s_max: float
+    per_user_tokens_per_s: float
+    step_ms: float
+    tau: float | None
+    """Of the sum over repeats, as all that follow."""
+    budget_per_request: float | None
+    """Drafted tokens verified a round."""
+    drafting_share: float | None
+    """Share of rounds that drafted anything."""
+    accepted_share: float | None
+    """Share of the answer that was drafted."""
+    in_flight: float
+    tau_by_domain: Mapping[str, float | None]
+    budget_by_domain: Mapping[str, float | None]
+    ttft_ms: Mapping[str, float] | None
+    """p50 and p99 of an open load."""
+    predicted_tokens_per_s: float | None = None
+    """What the simulator foretells from the profile and recorded rounds alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versus:
+    """One policy's throughput over another's under one load."""
+
+    policy: str
+    """The other one."""
+    ratio: float
+    """Median over the repeats of one over the other."""
+    interval: Interval | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRun:
+    """All policies at one temperature. Loads are keys by name: "8" users, "2.5" requests a second.
+
+    What compares `auto` with others is `None` where one of them is missing.
+    """
+
+    temperature: float
+    policies: Mapping[str, Mapping[str, LoadPoint]]
+    open_loads: Mapping[str, Mapping[str, LoadPoint]]
+    geometric_mean: Mapping[str, float]
+    """Of tokens/s over the closed loads that every policy met."""
+    auto_over_best: Mapping[str, Versus] | None
+    """By closed load, the best other policy at that very load."""
+    auto_over_plain: Mapping[str, Versus] | None
+    best_single: str | None
+    """The other policy with the highest geometric mean."""
+    auto_over_best_single: float | None
+    """Ratio of the geometric means."""
+    against_mtp1: Gains | None
+    against_none: Gains | None
+    largest_prediction_error: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """The runs of a sweep by temperature."""
+
+    target: str
+    dtype: str
+    quantization: str | None
+    block_size: int
+    num_prompts: int
+    max_new_tokens: int
+    is_complete: bool
+    """Whether every unit was measured; otherwise time was up."""
+    runs: Sequence[LoadRun]
+    environment: Environment
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of the `--json` line: the first temperature's figures stand at the top too."""
+        head = asdict(self)
+        runs = head.pop("runs")
+        first = runs[0] if runs else {}
+        return {**first, **head, "temperatures": {f"{run['temperature']:g}": run for run in runs}}
+
+
+Prediction = Callable[[float, str, Load], float | None]
+"""Tokens/s foretold for (temperature, policy, load)."""
+
+
+def runs_of(
+    units: Mapping[Unit, Measured],
+    *,
+    temperatures: Sequence[float],
+    policies: Sequence[str],
+    loads: Sequence[Load],
+    predict: Prediction | None = None,
+) -> list[LoadRun]:
+    """The runs of what was measured, in the order of the three lists."""
+    runs = []
+    for temperature in temperatures:
+        grid = {
+            policy: {
+                load: found
+                for load in loads
+                if (found := _repeats(units, temperature, policy, load))
+            }
+            for policy in policies
+        }
+        if any(grid.values()):
+            runs.append(_run(temperature, {p: g for p, g in grid.items() if g}, predict))
+    return runs
+
+
+def _repeats(
+    units: Mapping[Unit, Measured], temperature: float, policy: str, load: Load
+) -> list[Measured]:
+    found = {
+        unit.repeat: measured
+        for unit, measured in units.items()
+        if (unit.temperature, unit.policy, unit.load) == (temperature, policy, load)
+    }
+    return [found[repeat] for repeat in sorted(found)]
+
+
+def _run(temperature: float, grid: Grid, predict: Prediction | None) -> LoadRun:
+    points = {
+        policy: {
+            load: _point(repeats, None if predict is None else predict(temperature, policy, load))
+            for load, repeats in by_load.items()
+        }
+        for policy, by_load in grid.items()
+    }
+    closed = {
+        policy: {load: p for load, p in by_load.items() if load.kind is LoadKind.CLOSED}
+        for policy, by_load in points.items()
+    }
+    means = _geometric_means(closed)
+    others = {policy: mean for policy, mean in means.items() if policy != AUTO}
+    best_single = max(others, key=others.__getitem__) if others else None
+    has_pair = AUTO in means and best_single is not None
+    return LoadRun(
+        temperature=temperature,
+        policies=_named(closed),
+        open_loads=_named(
+            {
+                policy: {load: p for load, p in by_load.items() if load.kind is LoadKind.OPEN}
+                for policy, by_load in points.items()
+            }
+        ),
+        geometric_mean=means,
+        auto_over_best=_over_best(grid, closed),
+        auto_over_plain=_over(grid, closed, NONE),
+        best_single=best_single,
+        auto_over_best_single=means[AUTO] / others[best_single or ""] if has_pair else None,
+        against_mtp1=_gains(closed, MTP1),
+        against_none=_gains(closed, NONE),
+        largest_prediction_error=_largest_error(points),
+    )
+
+
+def _point(repeats: Sequence[Measured], predicted: float | None) -> LoadPoint:
+    rates = [m.tokens_per_s for m in repeats]
+    domains: dict[str, Counts] = {}
+    for measured in repeats:
+        for domain, counts in measured.domains.items():
+            domains[domain] = domains.get(domain, Counts()) + counts
+    total = sum(domains.values(), Counts())
+    waits_ms = [1e3 * wait for m in repeats for wait in m.ttft_s]
+    return LoadPoint(
+        repeats=len(repeats),
+        tokens_per_s=statistics.median(rates),
+        tokens_per_s_min=min(rates),
+        tokens_per_s_max=max(rates),
+        per_user_tokens_per_s=statistics.median(m.per_user_tokens_per_s for m in repeats),
+        step_ms=1e3 * statistics.median(m.step_s for m in repeats),
+        tau=total.tau,
+        budget_per_request=total.budget_per_request,
+        drafting_share=total.drafting_share,
+        accepted_share=total.accepted_share,
+        in_flight=statistics.median(m.in_flight for m in repeats),
+        tau_by_domain={name: counts.tau for name, counts in domains.items()},
+        budget_by_domain={name: counts.budget_per_request for name, counts in domains.items()},
+        ttft_ms={
+            "p50": float(np.percentile(waits_ms, 50)),
+            "p99": float(np.percentile(waits_ms, 99)),
+        }
+        if waits_ms
+        else None,
+        predicted_tokens_per_s=predicted,
+    )
+
+
+def versus(ours: Sequence[Measured], theirs: Sequence[Measured], *, policy: str) -> Versus:
+    """Our throughput over theirs; both lists hold the same repeats, as far as the shorter goes."""
+    pairs = list(zip(ours, theirs, strict=False))
+    return Versus(
+        policy=policy,
+        ratio=statistics.median(a.tokens_per_s / b.tokens_per_s for a, b in pairs),
+        interval=speed_ratio_interval(
+            [a.tokens for a, _ in pairs],
+            [a.seconds for a, _ in pairs],
+            [b.tokens for _, b in pairs],
+            [b.seconds for _, b in pairs],
+        ),
+    )
+
+
+def _over_best(
+    grid: Grid, closed: Mapping[str, Mapping[Load, LoadPoint]]
+) -> dict[str, Versus] | None:
+    """`auto` over the best other policy at each load."""
+    if AUTO not in closed or len(closed) < 2:
+        return None
+    found = {}
+    for load in closed[AUTO]:
+        rates = {
+            policy: by_load[load].tokens_per_s
+            for policy, by_load in closed.items()
+            if policy != AUTO and load in by_load
+        }
+        if rates:
+            best = max(rates, key=rates.__getitem__)
+            found[load.name] = versus(grid[AUTO][load], grid[best][load], policy=best)
+    return found
+
+
+def _over(
+    grid: Grid, closed: Mapping[str, Mapping[Load, LoadPoint]], other: str
+) -> dict[str, Versus] | None:
+    if AUTO not in closed or other not in closed:
+        return None
+    return {
+        load.name: versus(grid[AUTO][load], grid[other][load], policy=other)
+        for load in closed[AUTO]
+        if load in closed[other]
+    }
+
+
+def _geometric_means(closed: Mapping[str, Mapping[Load, LoadPoint]]) -> dict[str, float]:
+    """Over the loads that all policies met."""
+    common = set.intersection(*(set(by_load) for by_load in closed.values()))
+    if not common:
+        return {}
+    return {
+        policy: math.exp(
+            statistics.fmean(math.log(max(by_load[load].tokens_per_s, 1e-9)) for load in common)
+        )
+        for policy, by_load in closed.items()
+    }
+
+
+def _gains(closed: Mapping[str, Mapping[Load, LoadPoint]], other: str) -> Gains | None:
+    if not closed.get(AUTO) or not closed.get(other):
+        return None
+    ours, theirs = (
+        [
+            Point(tokens_per_s=p.tokens_per_s, per_user_tokens_per_s=p.per_user_tokens_per_s)
+            for p in closed[policy].values()
+        ]
+        for policy in (AUTO, other)
+    )
+    return gains(ours, theirs)
+
+
+def _largest_error(points: Mapping[str, Mapping[Load, LoadPoint]]) -> float | None:
+    errors = [
+        abs(p.predicted_tokens_per_s / p.tokens_per_s - 1.0)
+        for by_load in points.values()
+        for p in by_load.values()
+        if p.predicted_tokens_per_s is not None and p.tokens_per_s > 0
+    ]
+    return max(errors) if errors else None
+
+
+def _named(
+    points: Mapping[str, Mapping[Load, LoadPoint]],
+) -> dict[str, dict[str, LoadPoint]]:
+    return {
+        policy: {load.name: point for load, point in by_load.items()}
+        for policy, by_load in points.items()
+        if by_load
+    }

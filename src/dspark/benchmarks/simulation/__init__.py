@@ -1,0 +1,1 @@
+"""`dspark simulate`: the prefix scheduler on another machine, from numbers alone."""

@@ -1,0 +1,116 @@
+"""Steady states of a real engine on a clock that is a formula."""
+
+from itertools import islice, pairwise
+
+import pytest
+
+from dspark.benchmarks.load.deck import Deck
+from dspark.benchmarks.load.loop import poisson, run_closed, run_open
+from dspark.core import Coupling
+from dspark.engine.cycle import Cycle
+from dspark.models.target import Target
+from tests.toy_load import (
+    BLOCK_SIZE,
+    FakeClock,
+    OracleDraft,
+    TimedEngine,
+    bigram_target,
+    config_of,
+    next_tokens,
+    tasks,
+)
+from tests.toys import toy_drafter
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return bigram_target()
+
+
+def timed(target: Target, num_users: int, *, is_drafting: bool = True) -> TimedEngine:
+    drafter = toy_drafter(target, block_size=BLOCK_SIZE) if is_drafting else None
+    cycle = Cycle(target, drafter=drafter, config=config_of(num_users))
+    if is_drafting:
+        cycle._proposer = OracleDraft(next_tokens(target))
+    return TimedEngine(cycle, FakeClock())
+
+
+def deck(*, seed: int = 0, max_new_tokens: int = 20) -> Deck:
+    return Deck(
+        tasks=tasks(),
+        temperature=0.0,
+        max_new_tokens=max_new_tokens,
+        coupling=Coupling.MAXIMAL,
+        seed=seed,
+    )
+
+
+def test_a_closed_load_counts_full_steps_only(target: Target) -> None:
+    """Ramp-up and drain are left out: in every counted step each user decodes or is refilled."""
+    engine = timed(target, 3, is_drafting=False)
+    found = run_closed(engine, deck(), num_users=3, num_tokens=90, clock=engine.clock)
+    assert found.tokens >= 90
+    counted = engine.steps[-found.num_steps :]
+    for before, after in pairwise(counted):
+        num_ended = sum(item.finish_reason is not None for item in before.rounds)
+        assert sum(item.is_prefill for item in after.rounds) == num_ended  # asks again at once
+        assert len(after.rounds) == 3
+    assert found.tokens == sum(len(r.token_ids) for s in counted for r in s.rounds)
+    assert found.tokens == 3 * found.num_steps
+    assert 0.95 * 3 < found.in_flight < 3
+    assert found.counts.planned == found.counts.drafting == 0
+    assert not engine.has_work  # everybody has left
+
+
+def test_speeds_are_tokens_over_the_seconds_of_the_clock(target: Target) -> None:
+    engine = timed(target, 2)
+    found = run_closed(engine, deck(), num_users=2, num_tokens=60, clock=engine.clock)
+    counted = engine.steps[-found.num_steps :]
+    rounds = [r for s in counted for r in s.rounds if not r.is_prefill]
+    assert found.counts.rounds == len(rounds)
+    assert found.counts.planned == sum(r.num_planned for r in rounds)
+    assert found.counts.accepted == sum(r.num_accepted for r in rounds)
+    assert found.counts.tau is not None
+    assert found.counts.tau > 1.5
+    assert found.tokens_per_s == pytest.approx(found.tokens / found.seconds)
+    assert found.per_user_tokens_per_s == pytest.approx(found.tokens_per_s / 2, rel=0.1)
+    assert set(found.domains) == {"math", "code", "chat"}
+
+
+def test_every_policy_meets_the_same_requests(target: Target) -> None:
+    """At temperature 0 the asked prompts are the same in the same order whatever is drafted."""
+    asked = []
+    for is_drafting in (False, True):
+        engine = timed(target, 2, is_drafting=is_drafting)
+        seen: list[tuple[int, ...]] = []
+        submit = engine.cycle.submit
+        engine.cycle.submit = lambda r, s=submit, seen=seen: (  # type: ignore[method-assign]
+            seen.append(tuple(r.prompt_ids)),
+            s(r),
+        )[1]
+        run_closed(engine, deck(), num_users=2, num_tokens=80, clock=engine.clock)
+        asked.append(seen)
+    shorter = min(map(len, asked))
+    assert shorter >= 5
+    assert asked[0][:shorter] == asked[1][:shorter]
+    assert len(set(islice(asked[0], shorter))) >= 5
+
+
+def test_an_open_load_serves_what_arrives_and_no_more(target: Target) -> None:
+    engine = timed(target, 8)
+    found = run_open(engine, poisson(deck(), rate=2.0), seconds=40.0, clock=engine.clock)
+    assert found.seconds == pytest.approx(30.0, rel=0.02)  # the first quarter is left out
+    assert found.tokens_per_s == pytest.approx(2.0 * 20, rel=0.35)  # arrivals times answer length
+    assert found.in_flight < 2
+    assert len(found.ttft_s) == pytest.approx(60, rel=0.35)
+    assert all(0.0 < wait < 0.5 for wait in found.ttft_s)
+    again = timed(target, 8)
+    assert run_open(again, poisson(deck(), rate=2.0), seconds=40.0, clock=again.clock) == found
+
+
+def test_an_overloaded_engine_keeps_people_waiting(target: Target) -> None:
+    engine = timed(target, 2, is_drafting=False)
+    found = run_open(engine, poisson(deck(), rate=50.0), seconds=4.0, clock=engine.clock)
+    assert found.in_flight == pytest.approx(2, rel=0.1)
+    assert max(found.ttft_s) > 1.0
+    assert not engine.has_work

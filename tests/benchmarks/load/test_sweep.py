@@ -1,0 +1,168 @@
+"""A whole sweep on a toy engine whose clock is a formula: order, budget of time, crash, report."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dspark.benchmarks.environment import Environment
+from dspark.benchmarks.load.config import LoadConfig, LoadKind, Unit
+from dspark.benchmarks.load.report import LoadReport, runs_of
+from dspark.benchmarks.load.results import LoadResults
+from dspark.benchmarks.load.sweep import Sweep
+from dspark.benchmarks.load.tally import Measured
+from dspark.errors import InputError
+from dspark.models.target import Target
+from tests.toy_load import FakeClock, ToyEngines, bigram_target, tasks
+
+CONFIG = LoadConfig(
+    policies=("auto", "none", "mtp1", "fixed:4"),
+    concurrency=(1, 6),
+    rates=(2.0,),
+    temperatures=(0.0,),
+    repeats=2,
+    unit_s=1.0,
+    max_new_tokens=24,
+    max_step_tokens=64,
+)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return bigram_target()
+
+
+def sweep(target: Target, path: Path, *, config: LoadConfig = CONFIG, wall: FakeClock) -> Sweep:
+    engines = ToyEngines(target)
+    return Sweep(
+        engines=engines,
+        tasks=tasks(),
+        config=config,
+        results=LoadResults(path, settings={"seed": config.seed}),
+        clock=engines.clock,
+        wall=wall,
+    )
+
+
+def run(target: Target, path: Path, **options: object) -> Sweep:
+    found = sweep(target, path, wall=FakeClock(), **options)  # type: ignore[arg-type]
+    assert found.run()
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    return run(target, tmp_path_factory.mktemp("load") / "r.jsonl")
+
+
+def report_of(found: Sweep) -> LoadReport:
+    return LoadReport(
+        target="toy",
+        dtype="fp32",
+        quantization=None,
+        block_size=4,
+        num_prompts=len(found.tasks),
+        max_new_tokens=found.config.max_new_tokens,
+        is_complete=True,
+        runs=runs_of(
+            found.results.units,
+            temperatures=found.config.temperatures,
+            policies=found.config.policies,
+            loads=found.config.loads,
+        ),
+        environment=Environment.here(),
+    )
+
+
+def test_every_unit_is_measured_and_the_json_has_the_agreed_keys(whole: Sweep) -> None:
+    assert set(whole.results.units) == set(CONFIG.units())
+    line = json.loads(json.dumps(report_of(whole).to_json()))
+    for policy in CONFIG.policies:
+        for load in ("1", "6"):
+            assert line["policies"][policy][load].keys() >= {
+                "tokens_per_s",
+                "per_user_tokens_per_s",
+                "step_ms",
+                "tau",
+                "budget_per_request",
+            }
+        assert line["open_loads"][policy]["2"]["ttft_ms"].keys() == {"p50", "p99"}
+    assert line["geometric_mean"].keys() == set(CONFIG.policies)
+    assert line["against_mtp1"].keys() >= {
+        "per_user_gain_at_matched_throughput",
+        "throughput_gain_at_middle_speed",
+    }
+    assert line["temperatures"]["0"]["policies"] == line["policies"]
+
+
+def test_the_figures_are_those_of_the_formula(whole: Sweep) -> None:
+    """Plain decoding of one user: 10.1 ms, one shelf of 4 ms, prompts aside; and of six users."""
+    policies = report_of(whole).runs[0].policies
+    plain = policies["none"]
+    assert plain["1"].step_ms == pytest.approx(14.1)
+    assert plain["1"].per_user_tokens_per_s == pytest.approx(1 / 14.1e-3, rel=0.03)
+    assert plain["1"].tau == 1.0
+    assert plain["1"].budget_per_request == 0.0
+    assert plain["6"].tokens_per_s == pytest.approx(6 / 14.6e-3, rel=0.15)
+    assert policies["fixed:4"]["1"].budget_per_request == pytest.approx(4, abs=0.4)
+    assert policies["fixed:4"]["1"].tau is not None
+    assert policies["fixed:4"]["1"].tau > (policies["mtp1"]["1"].tau or 0.0) > 1.3
+
+
+def test_every_closed_unit_of_a_load_does_the_same_work(whole: Sweep) -> None:
+    for load in CONFIG.loads:
+        if load.kind is LoadKind.CLOSED:
+            found = [m.tokens for u, m in whole.results.units.items() if u.load == load]
+            assert min(found) >= int(whole.results.work[load])
+            assert max(found) <= int(whole.results.work[load]) + load.level * 5
+
+
+def test_a_crash_loses_one_unit(target: Target, tmp_path: Path, whole: Sweep) -> None:
+    path, seen = tmp_path / "r.jsonl", []
+
+    def die(unit: Unit, _measured: Measured, done: int) -> None:
+        seen.append(unit)
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(target, path, wall=FakeClock()).run(on_unit=die)
+    with path.open("ab") as stream:
+        stream.write(b'{"unit": {"temper')  # a kill in the middle of a line
+    rest: list[Unit] = []
+    resumed = sweep(target, path, wall=FakeClock())
+    assert resumed.run(on_unit=lambda unit, _measured, _done: rest.append(unit))
+    assert [*seen, *rest] == list(CONFIG.units())
+    assert resumed.results.work == whole.results.work
+    assert [a.token_ids for a in resumed.results.answers] == [
+        a.token_ids for a in whole.results.answers
+    ]
+    baselines = [u for u in CONFIG.units() if u.policy != "auto"]  # it has learnt less
+    assert [resumed.results.units[u].tokens for u in baselines] == [
+        whole.results.units[u].tokens for u in baselines
+    ]
+
+
+def test_time_that_is_up_ends_the_run_between_two_units(target: Target, tmp_path: Path) -> None:
+    config = LoadConfig(
+        **{name: getattr(CONFIG, name) for name in CONFIG.__slots__} | {"budget_minutes": 1.0}
+    )
+    wall = FakeClock()
+    found = sweep(target, tmp_path / "r.jsonl", config=config, wall=wall)
+
+    def pass_time(*_: object) -> None:
+        wall.now += 25.0
+
+    assert not found.run(on_unit=pass_time)
+    assert len(found.results.units) == 3
+    # units are shortened so that all of them would have fitted
+    assert all(amount < 400 for amount in found.results.work.values())
+
+
+def test_results_of_other_settings_are_refused(target: Target, tmp_path: Path) -> None:
+    LoadResults(tmp_path / "r.jsonl", settings={"seed": 1})
+    with pytest.raises(InputError, match="seed 1, and now it is 0"):
+        sweep(target, tmp_path / "r.jsonl", wall=FakeClock())
+    (tmp_path / "s.jsonl").write_text('{"settings": {}}\n{"else": 1}\n')
+    with pytest.raises(InputError, match="no result of a load sweep"):
+        LoadResults(tmp_path / "s.jsonl", settings={})
