@@ -21,7 +21,9 @@ COMMANDS = (
     ("evaluate",),
     ("split",),
     ("bench",),
+    ("simulate",),
     ("bench", "exact"),
+    ("bench", "load"),
     ("bench", "peers"),
     ("bench", "perplexity"),
     ("bench", "single"),
@@ -243,6 +245,67 @@ def test_bench_exact_says_yes_by_exit_code(
     line = done.last_json()
     assert line["identical"] is True
     assert [run["batch"] for run in line["runs"]] == ["2", "mixed"] * 2
+
+
+def test_bench_load_measures_goes_on_and_feeds_the_simulator(
+    run: Run, model: Sequence[object], tmp_path: Path
+) -> None:
+    """The record of a sweep and any table of costs are all that `simulate` needs."""
+    results, record, pictures = tmp_path / "r.jsonl", tmp_path / "rounds.jsonl", tmp_path / "p"
+    command = [
+        "bench", "load", *model, "--policies", "auto,none,fixed:2", "--concurrency", "1,2",
+        "--temperatures", "0", "--repeats", "1", "--unit-seconds", "0.02", "--limit", "1",
+        "--max-new-tokens", "8", "--results", results, "--record", record, "--json",
+    ]  # fmt: skip
+    first = run(*command, "--plots", pictures)
+    assert first.code == 0, first.err
+    line = first.last_json()
+    assert set(line["policies"]) == {"auto", "none", "fixed:2"}
+    assert set(line["policies"]["none"]) == {"1", "2"}
+    assert line["policies"]["auto"]["1"]["predicted_tokens_per_s"] > 0
+    assert {path.name for path in pictures.iterdir()} == {
+        "load-frontier-t0.png",
+        "load-budget-t0.png",
+    }
+    again = run(*command)
+    assert again.last_json()["policies"] == line["policies"]  # nothing was measured again
+    table = tmp_path / "cost.json"
+    table.write_text(
+        json.dumps({"draft_curve": [[1, 1], [64, 2]], "verify_curve": [[1, 10], [256, 60]]})
+    )
+    for rounds in (record, results):
+        found = run(
+            "simulate", rounds, "--cost", table, "--policies", "auto,none", "--concurrency", "1,4",
+            "--rates", "3", "--requests", "20", "--json",
+        )  # fmt: skip
+        assert found.code == 0, found.err
+        assert found.last_json()["policies"]["none"]["1"]["tokens_per_s"] > 50
+    words = run("simulate", record, "--cost", table, "--requests", "10", "--concurrency", "2")
+    assert "auto over plain decoding" in words.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--concurrency", "two"], "whole numbers"),
+        (["--policies", "best"], "best"),
+        (["--concurrency", ""], "needs a load"),
+    ],
+)
+def test_bench_load_refuses_what_cannot_be_measured(
+    run: Run, model: Sequence[object], options: Sequence[object], message: str
+) -> None:
+    found = run("bench", "load", *model, *options)
+    assert found.code == 1
+    assert message in found.err
+
+
+def test_simulate_names_a_file_that_holds_no_rounds(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": 1}\n')
+    found = run("simulate", path, "--cost", path)
+    assert found.code == 1
+    assert "line 1 is no recorded answer" in found.err
 
 
 def test_bench_perplexity_compares_arithmetics(

@@ -17,6 +17,8 @@ OWNERS = (
     "benchmarks.race.RaceConfig",
     "benchmarks.step.StepConfig",
     "benchmarks.evaluation.EvaluationConfig",
+    "benchmarks.load.config.LoadConfig",
+    "benchmarks.simulation.simulate.SimulationConfig",
     "recipes.Recipe",
 )
 

@@ -1,6 +1,7 @@
 """A whole sweep on a toy engine whose clock is a formula: order, budget of time, crash, report."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ CONFIG = LoadConfig(
     concurrency=(1, 6),
     rates=(2.0,),
     temperatures=(0.0,),
-    repeats=2,
-    unit_s=1.0,
+    repeats=1,
+    unit_s=0.6,
     max_new_tokens=24,
     max_step_tokens=64,
 )
@@ -104,9 +105,8 @@ def test_the_figures_are_those_of_the_formula(whole: Sweep) -> None:
     assert plain["1"].tau == 1.0
     assert plain["1"].budget_per_request == 0.0
     assert plain["6"].tokens_per_s == pytest.approx(6 / 14.6e-3, rel=0.15)
-    assert policies["fixed:4"]["1"].budget_per_request == pytest.approx(4, abs=0.4)
-    assert policies["fixed:4"]["1"].tau is not None
-    assert policies["fixed:4"]["1"].tau > (policies["mtp1"]["1"].tau or 0.0) > 1.3
+    assert 3 < (policies["fixed:4"]["1"].budget_per_request or 0.0) <= 4  # less at an end
+    assert (policies["fixed:4"]["1"].tau or 0.0) > (policies["mtp1"]["1"].tau or 0.0) > 1.3
 
 
 def test_every_closed_unit_of_a_load_does_the_same_work(whole: Sweep) -> None:
@@ -117,7 +117,11 @@ def test_every_closed_unit_of_a_load_does_the_same_work(whole: Sweep) -> None:
             assert max(found) <= int(whole.results.work[load]) + load.level * 5
 
 
-def test_a_crash_loses_one_unit(target: Target, tmp_path: Path, whole: Sweep) -> None:
+def test_a_crash_loses_one_unit(target: Target, tmp_path: Path) -> None:
+    config = replace(
+        CONFIG, policies=("none", "mtp1"), concurrency=(1, 2), rates=(), repeats=2, unit_s=0.3
+    )
+    whole = run(target, tmp_path / "whole.jsonl", config=config)
     path, seen = tmp_path / "r.jsonl", []
 
     def die(unit: Unit, _measured: Measured, done: int) -> None:
@@ -126,37 +130,39 @@ def test_a_crash_loses_one_unit(target: Target, tmp_path: Path, whole: Sweep) ->
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(target, path, wall=FakeClock()).run(on_unit=die)
+        sweep(target, path, config=config, wall=FakeClock()).run(on_unit=die)
     with path.open("ab") as stream:
         stream.write(b'{"unit": {"temper')  # a kill in the middle of a line
     rest: list[Unit] = []
-    resumed = sweep(target, path, wall=FakeClock())
+    resumed = sweep(target, path, config=config, wall=FakeClock())
     assert resumed.run(on_unit=lambda unit, _measured, _done: rest.append(unit))
-    assert [*seen, *rest] == list(CONFIG.units())
+    assert [*seen, *rest] == list(config.units())
     assert resumed.results.work == whole.results.work
     assert [a.token_ids for a in resumed.results.answers] == [
         a.token_ids for a in whole.results.answers
     ]
-    baselines = [u for u in CONFIG.units() if u.policy != "auto"]  # it has learnt less
-    assert [resumed.results.units[u].tokens for u in baselines] == [
-        whole.results.units[u].tokens for u in baselines
+    assert [resumed.results.units[u].tokens for u in config.units()] == [
+        whole.results.units[u].tokens for u in config.units()
     ]
 
 
 def test_time_that_is_up_ends_the_run_between_two_units(target: Target, tmp_path: Path) -> None:
-    config = LoadConfig(
-        **{name: getattr(CONFIG, name) for name in CONFIG.__slots__} | {"budget_minutes": 1.0}
-    )
+    config = replace(CONFIG, budget_minutes=0.5)
     wall = FakeClock()
     found = sweep(target, tmp_path / "r.jsonl", config=config, wall=wall)
 
     def pass_time(*_: object) -> None:
-        wall.now += 25.0
+        wall.now += 12.5
 
     assert not found.run(on_unit=pass_time)
     assert len(found.results.units) == 3
-    # units are shortened so that all of them would have fitted
-    assert all(amount < 400 for amount in found.results.work.values())
+    # units are shortened so that all of them would have fitted: 30 s, 12 units
+    assert config.num_units == 12
+    assert found.results.work[CONFIG.loads[-1]] == pytest.approx(4 * 0.6)
+    shorter = replace(config, budget_minutes=0.1)
+    again = sweep(target, tmp_path / "s.jsonl", config=shorter, wall=FakeClock())
+    again.run()
+    assert again.results.work[CONFIG.loads[-1]] == pytest.approx(4 * 0.6 * 6 / 12)
 
 
 def test_results_of_other_settings_are_refused(target: Target, tmp_path: Path) -> None:
