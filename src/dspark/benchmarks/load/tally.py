@@ -19,6 +19,19 @@ class Counts:
     accepted: int = 0
     committed: int = 0
 
+    @classmethod
+    def of(cls, sums: Sequence[int]) -> "Counts":
+        """One number for each field, in their order."""
+        rounds, drafting, offered, planned, accepted, committed = sums
+        return cls(
+            rounds=rounds,
+            drafting=drafting,
+            offered=offered,
+            planned=planned,
+            accepted=accepted,
+            committed=committed,
+        )
+
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(
             rounds=self.rounds + other.rounds,
@@ -97,7 +110,8 @@ class Tally:
     tokens: int = 0
     prompt_tokens: int = 0
     decoding_s: float = 0.0
-    domains: dict[str, Counts] = field(default_factory=dict)
+    sums: dict[str, list[int]] = field(default_factory=dict)
+    """By domain, in the order of the fields of `Counts`."""
     ttft_s: list[float] = field(default_factory=list)
 
     def add(self, result: StepResult, seconds: float, domain_of: Mapping[str, str]) -> None:
@@ -105,19 +119,18 @@ class Tally:
         self.steps_s.append(seconds)
         self.prompt_tokens += result.num_prompt_tokens
         for item in result.rounds:
-            self.tokens += len(item.token_ids)
+            num_tokens = len(item.token_ids)
+            self.tokens += num_tokens
             if item.is_prefill:
                 continue
             self.decoding_s += seconds
-            domain = domain_of[item.request_id]
-            self.domains[domain] = self.domains.get(domain, Counts()) + Counts(
-                rounds=1,
-                drafting=int(item.num_offered > 0),
-                offered=item.num_offered,
-                planned=item.num_planned,
-                accepted=item.num_accepted,
-                committed=len(item.token_ids),
-            )
+            sums = self.sums.setdefault(domain_of[item.request_id], [0] * 6)
+            sums[0] += 1
+            sums[1] += item.num_offered > 0
+            sums[2] += item.num_offered
+            sums[3] += item.num_planned
+            sums[4] += item.num_accepted
+            sums[5] += num_tokens
 
     def measured(self, *, idle_s: float = 0.0) -> Measured:
         """The sums; `idle_s` seconds passed without a step."""
@@ -128,6 +141,6 @@ class Tally:
             tokens=self.tokens,
             prompt_tokens=self.prompt_tokens,
             decoding_s=self.decoding_s,
-            domains=dict(self.domains),
+            domains={domain: Counts.of(sums) for domain, sums in self.sums.items()},
             ttft_s=list(self.ttft_s),
         )

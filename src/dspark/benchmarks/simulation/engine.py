@@ -54,11 +54,13 @@ class _Live:
     num_answer: int = 0
     num_rounds: int = 0
 
+    first_round: int
+    """The recorded round that the answer begins with."""
+
     @property
     def round(self) -> int:
         """The recorded round that comes next."""
-        first = self.answer.round_at(self.age + 1)
-        return (first + self.num_rounds) % self.answer.num_rounds
+        return (self.first_round + self.num_rounds) % self.answer.num_rounds
 
     @property
     def num_prompt(self) -> int:
@@ -167,11 +169,14 @@ class SimulatedEngine:
     def _admit(self) -> None:
         while self._waiting and self._free:
             request = self._waiting.popleft()
+            answer = self._recording.answers[request.prompt_ids[0]]
+            age = request.prompt_ids.count(ANSWERED)
             live = _Live(
                 request=request,
                 slot=self._free.pop(),
-                answer=self._recording.answers[request.prompt_ids[0]],
-                age=request.prompt_ids.count(ANSWERED),
+                answer=answer,
+                age=age,
+                first_round=answer.round_at(age + 1),
             )
             self._planner.begin(live.slot, request.params, request.params.seed or 0)
             self._live.append(live)

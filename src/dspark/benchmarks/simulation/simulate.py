@@ -38,7 +38,9 @@ class SimulationConfig:
     rates: Sequence[float] = ()
     """Requests a second of an open load, Poisson arrivals, all replicas together."""
     requests: int = 1000
-    """Answers of each policy under each load, all replicas together."""
+    """Answers of each policy under each load, all replicas together, at most."""
+    requests_per_user: int = 20
+    """Answers of each user of a closed load, at most: one alone needs as many steps as a crowd."""
     replicas: int = 1
     """Engines that share the load: users evenly, arrivals in turn."""
     max_requests: int = 256
@@ -51,7 +53,14 @@ class SimulationConfig:
     """Seed of the order of prompts and of arrivals."""
 
     def __post_init__(self) -> None:
-        for name in ("requests", "replicas", "max_requests", "max_new_tokens", "max_step_tokens"):
+        for name in (
+            "requests",
+            "requests_per_user",
+            "replicas",
+            "max_requests",
+            "max_new_tokens",
+            "max_step_tokens",
+        ):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
         for users in self.concurrency:
@@ -167,7 +176,8 @@ class _Simulation:
         for replica in range(replicas):
             users = num_users // replicas + (replica < num_users % replicas)
             deck, (engine, clock) = self._deck(replica), self._engine(policy, users)
-            num_tokens = self.config.requests * self._answer_length() // replicas
+            answers = min(self.config.requests / replicas, self.config.requests_per_user * users)
+            num_tokens = int(answers * self._answer_length())
             found.append(
                 run_closed(engine, deck, num_users=users, num_tokens=num_tokens, clock=clock)
             )
