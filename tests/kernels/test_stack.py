@@ -58,7 +58,7 @@ class Toy:
         self.generator = torch.Generator().manual_seed(case.seed)
         self.num_heads = case.num_kv_heads * case.num_sharing
         self.x_ND = self.random(len(self.step.positions_N), model.width)
-        angles = self.random(512, model.rotary_dim).float()
+        angles = self.random(2048, model.rotary_dim).float()
         self.cos_PE, self.sin_PE = (f(angles).to(model.table_dtype) for f in (torch.cos, torch.sin))
         self.layers = [self.layer(window) for window in model.windows]
         self.final_norm = self.norm(model.width) if model.has_final_norm else None

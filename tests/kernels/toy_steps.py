@@ -26,11 +26,15 @@ class Case:
 
 cases = st.builds(
     Case,
-    requests=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 20)), min_size=1, max_size=5),
+    requests=st.lists(
+        st.tuples(st.integers(0, 300) | st.integers(500, 1100), st.integers(0, 20)),
+        min_size=1,
+        max_size=5,
+    ),
     num_kv_heads=st.integers(1, 3),
     num_sharing=st.sampled_from([1, 2, 3, 7]),
     head_dim=st.sampled_from([8, 16, 20, 64, 80, 128]),
-    page_size=st.sampled_from([1, 3, 16, 32]),
+    page_size=st.sampled_from([1, 3, 16, 32, 64]),
     window=st.none() | st.integers(1, 200),
     softcap=st.none() | st.floats(1.0, 50.0),
     has_sinks=st.booleans(),

@@ -5,6 +5,8 @@
 namespace dspark {
 namespace {
 
+constexpr int64_t kRowsReadingTakes = 12;  // reading keys and values costs as much as so many rows
+constexpr int64_t kLinesAhead = 1024;  // 64 KiB: as far ahead as a thread asks
 constexpr int64_t kMaxPartials = int64_t{1} << 23;  // floats held at a time, 32 MiB
 
 int64_t first_seen(const Attention& a, int64_t token) {
@@ -54,8 +56,8 @@ AttentionWork::AttentionWork(const Attention& shape, const Layout& layout, int64
   const int64_t tile_tokens = std::max<int64_t>(1, kTileRows / shape.num_sharing);
   for (int64_t r = 0; r < layout.num_requests; ++r)
     for (int64_t begin = layout.starts[r]; begin < layout.starts[r + 1]; begin += tile_tokens)
-      add_tile(shape, layout.tables + r * layout.table_size, begin,
-               std::min<int64_t>(begin + tile_tokens, layout.starts[r + 1]), num_kv_heads);
+      add_tiles(shape, layout.tables + r * layout.table_size, begin,
+                std::min<int64_t>(begin + tile_tokens, layout.starts[r + 1]), num_kv_heads);
   int64_t max_rows = 0, max_chunks = 0;
   for (const Tile& t : tiles_) {
     max_rows = std::max(max_rows, (t.tile.token_end - t.tile.token_begin) * shape.num_sharing);
@@ -68,19 +70,11 @@ AttentionWork::AttentionWork(const Attention& shape, const Layout& layout, int64
   const int64_t num_tiles = static_cast<int64_t>(tiles_.size());
   tiles_per_group_ = std::clamp<int64_t>(kMaxPartials / std::max<int64_t>(1, tile_size_), 1,
                                          std::max<int64_t>(1, num_tiles));
-  int64_t group = -1;
-  for (int64_t i = 0; i < num_items(); ++i)
-    if (items_[static_cast<size_t>(i)].tile / tiles_per_group_ > group) {
-      group_items_.push_back(i);
-      ++group;
-    }
-  group_items_.push_back(num_items());
-  left_ = std::vector<std::atomic<int64_t>>(tiles_.size());
-  for (size_t i = 0; i < tiles_.size(); ++i) left_[i] = tiles_[i].num_chunks;
+  add_pieces(shape);
 }
 
-void AttentionWork::add_tile(const Attention& shape, const int32_t* table, int64_t begin,
-                             int64_t end, int64_t num_kv_heads) {
+void AttentionWork::add_tiles(const Attention& shape, const int32_t* table, int64_t begin,
+                              int64_t end, int64_t num_kv_heads) {
   int64_t low = INT64_MAX, high = 0;
   for (int64_t n = begin; n < end; ++n) {
     if (shape.visible[n] <= 0) continue;
@@ -89,38 +83,71 @@ void AttentionWork::add_tile(const Attention& shape, const int32_t* table, int64
   }
   if (low >= high) low = high = 0;  // nobody sees anything: one empty chunk
   const int64_t first = low / kChunk, last = std::max<int64_t>(first, (high - 1) / kChunk);
-  for (int64_t g = 0; g < num_kv_heads; ++g) {
-    for (int64_t chunk = first; chunk <= last; ++chunk)
-      items_.push_back({static_cast<int64_t>(tiles_.size()), chunk});
+  for (int64_t g = 0; g < num_kv_heads; ++g)
     tiles_.push_back({{table, begin, end, g}, first, last - first + 1});
+}
+
+void AttentionWork::add_pieces(const Attention& shape) {
+  int64_t cost = 0;
+  for (size_t i = 0; i < tiles_.size(); ++i) {
+    if (static_cast<int64_t>(i) % tiles_per_group_ == 0) group_items_.push_back(num_items());
+    const Tile& t = tiles_[i];
+    const int64_t num_rows = (t.tile.token_end - t.tile.token_begin) * shape.num_sharing;
+    for (int64_t chunk = t.first_chunk; chunk < t.first_chunk + t.num_chunks; ++chunk) {
+      const PositionRange range = seen_by_any(shape, t.tile, chunk * kChunk);
+      const int64_t count = std::max<int64_t>(1, range.high - range.low);
+      pieces_.push_back({&t.tile, chunk});
+      tile_of_.push_back(static_cast<int64_t>(i));
+      costs_.push_back(cost);
+      cost += count * (num_rows + kRowsReadingTakes);
+    }
   }
+  group_items_.push_back(num_items());
+  costs_.push_back(cost);
+  left_ = std::vector<std::atomic<int64_t>>(tiles_.size());
+  for (size_t i = 0; i < tiles_.size(); ++i) left_[i] = tiles_[i].num_chunks;
+}
+
+std::pair<int64_t, int64_t> AttentionWork::share(int64_t group, int64_t thread,
+                                                 int64_t num_threads) const {
+  const auto begin = costs_.begin() + group_items_[static_cast<size_t>(group)];
+  const auto end = costs_.begin() + group_items_[static_cast<size_t>(group) + 1];
+  const auto first_of = [&](int64_t number) {
+    return std::lower_bound(begin, end, *begin + (*end - *begin) * number / num_threads) -
+           costs_.begin();
+  };
+  return {first_of(thread), first_of(thread + 1)};
+}
+
+ReadAhead AttentionWork::read_ahead(const Attention& a, int64_t group, int64_t thread,
+                                    int64_t num_threads) const {
+  const auto [begin, end] = share(group, thread, num_threads);
+  ReadAhead ahead;
+  ahead.a = &a;
+  ahead.next = pieces_.data() + begin;
+  ahead.end = pieces_.data() + end;
+  ahead.lines_allowed = kLinesAhead;
+  return ahead;
 }
 
 int64_t AttentionWork::memory_size(int64_t num_threads) const {
   return num_threads * scratch_size_ + tiles_per_group_ * tile_size_;
 }
 
-void AttentionWork::run(const Attention& a, int64_t group, std::atomic<int64_t>& taken,
-                        float* memory, int64_t thread, int64_t num_threads) {
-  const int64_t begin = group_items_[static_cast<size_t>(group)];
-  const int64_t end = group_items_[static_cast<size_t>(group) + 1];
-  const auto take = [&] {
-    return std::min(end, begin + taken.fetch_add(1, std::memory_order_relaxed));
-  };
+void AttentionWork::run(const Attention& a, int64_t group, float* memory, int64_t thread,
+                        int64_t num_threads, ReadAhead& ahead) {
+  const auto [begin, end] = share(group, thread, num_threads);
   float* const scratch = memory + thread * scratch_size_;
   float* const all_partials = memory + num_threads * scratch_size_;
   const auto attention_chunk = kernels().attention_chunk;
-  for (int64_t i = take(), next; i < end; i = next) {
-    next = take();  // what it reads first is asked for while this one is computed
-    const Item item = items_[static_cast<size_t>(i)];
-    const Tile& tile = tiles_[static_cast<size_t>(item.tile)];
-    float* const partials = all_partials + item.tile % tiles_per_group_ * tile_size_;
-    const Item after = items_[static_cast<size_t>(next < end ? next : i)];
-    attention_chunk(a, tile.tile, item.chunk, scratch,
-                    partials + (item.chunk - tile.first_chunk) * chunk_size_, row_size_,
-                    next < end ? &tiles_[static_cast<size_t>(after.tile)].tile : nullptr,
-                    after.chunk);
-    std::atomic<int64_t>& left = left_[static_cast<size_t>(item.tile)];
+  for (int64_t i = begin; i < end; ++i) {
+    const AttentionPiece& piece = pieces_[static_cast<size_t>(i)];
+    const int64_t number = tile_of_[static_cast<size_t>(i)];
+    const Tile& tile = tiles_[static_cast<size_t>(number)];
+    float* const partials = all_partials + number % tiles_per_group_ * tile_size_;
+    attention_chunk(a, piece, scratch, partials + (piece.chunk - tile.first_chunk) * chunk_size_,
+                    row_size_, ahead);
+    std::atomic<int64_t>& left = left_[static_cast<size_t>(number)];
     if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
       left.store(tile.num_chunks, std::memory_order_relaxed);  // for the next layer
       finish_tile(a, tile, partials);

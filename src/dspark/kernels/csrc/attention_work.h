@@ -2,9 +2,11 @@
 #pragma once
 
 #include <atomic>
+#include <utility>
 #include <vector>
 
 #include "host.h"
+#include "read_ahead.h"
 
 namespace dspark {
 
@@ -41,30 +43,36 @@ class AttentionWork {
 
   // Tiles whose partial results fit into memory together; usually there is one group of all.
   int64_t num_groups() const { return static_cast<int64_t>(group_items_.size()) - 1; }
-  int64_t num_items() const { return static_cast<int64_t>(items_.size()); }
+  int64_t num_items() const { return static_cast<int64_t>(pieces_.size()); }
   int64_t memory_size(int64_t num_threads) const;  // of floats
 
-  // One thread's share of a group: `taken` starts at 0 and is shared. The next group may start
-  // when all threads are through with this one.
-  void run(const Attention& a, int64_t group, std::atomic<int64_t>& taken, float* memory,
-           int64_t thread, int64_t num_threads);
+  // What a thread will read of its share of a group; some of it may be asked for at once.
+  ReadAhead read_ahead(const Attention& a, int64_t group, int64_t thread,
+                       int64_t num_threads) const;
+  // One thread's share of a group. The next group may start when all threads are through with
+  // this one.
+  void run(const Attention& a, int64_t group, float* memory, int64_t thread, int64_t num_threads,
+           ReadAhead& ahead);
 
  private:
-  struct Item {
-    int64_t tile, chunk;
-  };
   struct Tile {
     AttentionTile tile;
     int64_t first_chunk, num_chunks;
   };
 
-  void add_tile(const Attention& shape, const int32_t* table, int64_t begin, int64_t end,
-                int64_t num_kv_heads);
+  void add_tiles(const Attention& shape, const int32_t* table, int64_t begin, int64_t end,
+                 int64_t num_kv_heads);
+  void add_pieces(const Attention& shape);
   void finish_tile(const Attention& a, const Tile& tile, float* partials) const;
 
+  // The pieces [first, second) of a thread: all threads have about as much to do.
+  std::pair<int64_t, int64_t> share(int64_t group, int64_t thread, int64_t num_threads) const;
+
   std::vector<Tile> tiles_;
-  std::vector<Item> items_;
-  std::vector<int64_t> group_items_;  // first item of each group, then the number of all
+  std::vector<AttentionPiece> pieces_;
+  std::vector<int64_t> tile_of_;  // each piece's
+  std::vector<int64_t> costs_;  // of all pieces before each, then of all
+  std::vector<int64_t> group_items_;  // first piece of each group, then the number of all
   std::vector<std::atomic<int64_t>> left_;  // pieces of each tile that are not done
   int64_t tiles_per_group_ = 1;
   int64_t row_size_ = 0, chunk_size_ = 0, tile_size_ = 0, scratch_size_ = 0;  // floats

@@ -34,7 +34,7 @@ struct Linear {
 
 // Attention of rows (token, head) that share one key/value head; positions are cut into chunks
 // at multiples of kChunk, so that the order of a sum depends on absolute positions only.
-constexpr int64_t kChunk = 128;
+constexpr int64_t kChunk = 512;
 constexpr int64_t kTileRows = 48;  // at most, unless one token has more heads than that
 
 struct Attention {
@@ -63,6 +63,31 @@ struct AttentionTile {
   const int32_t* block_table;
   int64_t token_begin, token_end;
   int64_t kv_head;
+};
+
+struct PositionRange {
+  int64_t low, high;
+};
+
+// One chunk of positions for a tile: what a thread computes at a time.
+struct AttentionPiece {
+  const AttentionTile* tile;
+  int64_t chunk;
+};
+
+// How far a thread has asked for the keys and values of its pieces, see read_ahead.h. Whoever reads
+// a line allows one more, so that the distance stays.
+struct ReadAhead {
+  const Attention* a = nullptr;
+  const AttentionPiece* next = nullptr;  // after the one asked for now
+  const AttentionPiece* end = nullptr;
+  int64_t lines_allowed = 0;
+  const AttentionPiece* piece = nullptr;
+  PositionRange range = {0, 0};  // of the piece, from the chunk's start
+  int64_t position = 0;
+  bool is_at_keys = false;
+  const char* at = nullptr;
+  const char* rows_end = nullptr;
 };
 
 // Partial result of one row over one chunk: padded head_dim values, then maximum and sum.
@@ -98,9 +123,8 @@ struct Draw {
   void linear(const Linear&, int64_t panel_begin, int64_t panel_end);                             \
   void quantize_row(Type, const char* x, int64_t width, uint8_t* out, int64_t padded, float* scale); \
   int64_t attention_scratch(const Attention&, int64_t num_rows);                                  \
-  void attention_chunk(const Attention&, const AttentionTile&, int64_t chunk, float* scratch,     \
-                       float* partials, int64_t row_stride, const AttentionTile* next_tile,       \
-                       int64_t next_chunk);                                                       \
+  void attention_chunk(const Attention&, const AttentionPiece&, float* scratch, float* partials,  \
+                       int64_t row_stride, ReadAhead&);                                           \
   void attention_merge(const Attention&, float* state, const float* partial);                     \
   void attention_finish(const Attention&, const float* state, int64_t token, int64_t head);       \
   void rms_norm(Type, const char* x, const char* weight, char* out, int64_t width, float eps);    \

@@ -198,10 +198,11 @@ void run_attention(const Attention& a, AttentionWork& work, const at::TensorOpti
   const Tensor memory = at::empty({work.memory_size(num_threads)}, options.dtype(at::kFloat));
   float* const floats = memory.mutable_data_ptr<float>();
   for (int64_t group = 0; group < work.num_groups(); ++group) {
-    std::atomic<int64_t> taken{0};
     at::parallel_for(0, num_threads, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t thread = begin; thread < end; ++thread)
-        work.run(a, group, taken, floats, thread, num_threads);
+      for (int64_t thread = begin; thread < end; ++thread) {
+        ReadAhead ahead = work.read_ahead(a, group, thread, num_threads);
+        work.run(a, group, floats, thread, num_threads, ahead);
+      }
     });
   }
 }

@@ -112,8 +112,6 @@ struct Pass {
 
   std::vector<Attention> attention{};  // of each layer
   std::vector<AttentionWork*> work{};  // of each layer
-  std::vector<std::atomic<int64_t>> taken{};  // of each layer and group
-  int64_t max_groups = 1;
 
   Rows inputs{};  // [num_tokens or num_threads * num_tokens]
   float* input_scales = nullptr;
@@ -129,8 +127,8 @@ struct Pass {
                 int64_t panel_begin, int64_t panel_end) const;
   void multiply_heads(const Layer& layer, const Inputs& from, const Worker& me) const;
   void add_product(const Product& product, const Inputs& from, int64_t layer, const Worker& me);
-  void place_heads(const Layer& layer, const Attention& a, const Worker& me);
-  void attend(size_t index, const Worker& me);
+  void place_heads(const Layer& layer, const Attention& a, const Worker& me, ReadAhead& ahead);
+  void attend(size_t index, const Worker& me, ReadAhead& ahead);
   void gate(const Layer& layer, const Worker& me);
   void copy_tap(int64_t layer, int64_t panel_begin, int64_t panel_end);
   void end_row(char* row, int64_t values) const;
@@ -158,9 +156,10 @@ void Pass::run_layer(size_t index, const Worker& me) {
   Inputs from = prepare(layer.heads[0], layer.norm_in, x, width, me);
   multiply_heads(layer, from, me);
   me.meet();
-  place_heads(layer, attention[index], me);
+  ReadAhead ahead = work[index]->read_ahead(attention[index], 0, me.number, me.count);
+  place_heads(layer, attention[index], me, ahead);
   me.meet();
-  attend(index, me);
+  attend(index, me, ahead);
   me.meet();
   from = prepare(layer.out, {}, seen, layer.num_q * layer.head_dim, me);
   add_product(layer.out, from, kNoLayer, me);
@@ -251,11 +250,16 @@ void Pass::copy_tap(int64_t layer, int64_t panel_begin, int64_t panel_end) {
              x.at(n) + begin * size, static_cast<size_t>((end - begin) * size));
 }
 
-// Norms and rotation of each q and k head in place, k and v into their pages.
-void Pass::place_heads(const Layer& layer, const Attention& a, const Worker& me) {
+// Norms and rotation of each q and k head in place, k and v into their pages. Memory is idle
+// meanwhile: the first keys that will be needed are asked for.
+void Pass::place_heads(const Layer& layer, const Attention& a, const Worker& me,
+                       ReadAhead& ahead) {
   const int64_t num_heads = layer.num_heads(), first_v = layer.num_q + layer.num_kv;
   const Share share = me.share(num_tokens * num_heads);
+  const int64_t lines_per_head =
+      ceil_div(ahead.lines_allowed, std::max<int64_t>(1, share.end - share.begin));
   for (int64_t i = share.begin; i < share.end; ++i) {
+    ask(ahead, lines_per_head);
     const int64_t n = i / num_heads, head = i % num_heads;
     char* const row = heads.at(n) + head * layer.head_dim * size;
     if (head < first_v) {
@@ -275,12 +279,14 @@ void Pass::place_heads(const Layer& layer, const Attention& a, const Worker& me)
   }
 }
 
-void Pass::attend(size_t index, const Worker& me) {
+void Pass::attend(size_t index, const Worker& me, ReadAhead& ahead) {
+  const Attention& a = attention[index];
   for (int64_t group = 0; group < work[index]->num_groups(); ++group) {
-    if (group > 0) me.meet();
-    work[index]->run(attention[index], group,
-                     taken[index * static_cast<size_t>(max_groups) + static_cast<size_t>(group)],
-                     attention_memory, me.number, me.count);
+    if (group > 0) {
+      me.meet();
+      ahead = work[index]->read_ahead(a, group, me.number, me.count);
+    }
+    work[index]->run(a, group, attention_memory, me.number, me.count, ahead);
   }
 }
 
@@ -461,10 +467,7 @@ struct Stack : torch::CustomClassHolder {
       a.scale = layer.scale;
       pass.attention.push_back(a);
       pass.work.push_back(work_of(layer, a, pass.layout));
-      pass.max_groups = std::max(pass.max_groups, pass.work.back()->num_groups());
     }
-    pass.taken = std::vector<std::atomic<int64_t>>(layers_.size() *
-                                                   static_cast<size_t>(pass.max_groups));
   }
 
   Rows rows(Scratch& scratch, int64_t count, int64_t row_bytes) const {

@@ -226,6 +226,23 @@ DSPARK_INLINE void store_shifted_bytes(uint8_t* p, Floats x) {
 #endif
 
 // Lane by lane in one order, so that the sum does not depend on the instruction set.
+#if defined(__AVX512F__)
+DSPARK_INLINE float sum_lanes(Floats x) {
+  x = _mm512_add_ps(x, _mm512_shuffle_f32x4(x, x, 0x4e));
+  x = _mm512_add_ps(x, _mm512_shuffle_f32x4(x, x, 0xb1));
+  x = _mm512_add_ps(x, _mm512_shuffle_ps(x, x, 0x4e));
+  x = _mm512_add_ps(x, _mm512_shuffle_ps(x, x, 0xb1));
+  return _mm512_cvtss_f32(x);
+}
+// Of two equal lanes (0 and -0) and beside a NaN, the first counts.
+DSPARK_INLINE float max_lanes(Floats x) {
+  x = _mm512_max_ps(_mm512_shuffle_f32x4(x, x, 0x4e), x);
+  x = _mm512_max_ps(_mm512_shuffle_f32x4(x, x, 0xb1), x);
+  x = _mm512_max_ps(_mm512_shuffle_ps(x, x, 0x4e), x);
+  x = _mm512_max_ps(_mm512_shuffle_ps(x, x, 0xb1), x);
+  return _mm512_cvtss_f32(x);
+}
+#else
 DSPARK_INLINE float sum_lanes(Floats x) {
   float y[kLanes];
   store(y, x);
@@ -240,6 +257,7 @@ DSPARK_INLINE float max_lanes(Floats x) {
     for (int i = 0; i < width; ++i) y[i] = y[i] < y[i + width] ? y[i + width] : y[i];
   return y[0];
 }
+#endif
 
 // e^x for x <= 88, relative error about 1e-7; exactly 1 at 0, exactly 0 below -87, NaN of NaN.
 // Cody-Waite reduction to |r| <= ln 2 / 2, then the Taylor polynomial of degree 7.
