@@ -102,7 +102,7 @@ def live_requests(params: Sequence[SamplingParams], *, vocab_size: int) -> list[
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=5),
     vocab_size=st.sampled_from([40, 2000]),
     is_subset=st.booleans(),
-    head=st.sampled_from(["vanilla", "vanilla-odd", "none"]),
+    head=st.sampled_from(["vanilla", "vanilla-odd", "gated", "rnn", "none"]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     quantization=st.sampled_from([None, "int8"]),
     has_confidence=st.booleans(),
@@ -128,9 +128,10 @@ def test_a_walk_is_that_of_the_modules(
         num_drafted=vocab_size * 4 // 5 if is_subset else None,
         dtype=dtype,
         quantization=quantization,
-        markov_rank={"vanilla": 6, "vanilla-odd": 7, "none": 0}[head],
+        markov_rank={"vanilla-odd": 7, "none": 0}.get(head, 6),
+        markov_head_type=head if head in ("gated", "rnn") else "vanilla",
         enable_confidence_head=has_confidence,
-        confidence_head_with_markov=head == "vanilla",
+        confidence_head_with_markov=head in ("vanilla", "rnn"),
     )
     proposer = draft_pass(drafter)
     requests = live_requests(kinds, vocab_size=vocab_size)
@@ -147,11 +148,17 @@ def test_a_walk_is_that_of_the_modules(
         finally:
             torch.set_num_threads(before)
     assert found is not None
-    assert_same_block(found, expected, kinds)
+    # sigmoid and tanh of two libraries may differ in their last bit
+    tolerance = {torch.float32: 2e-4, torch.bfloat16: 0.1}[dtype] if head in ("gated", "rnn") else 0
+    assert_same_block(found, expected, kinds, tolerance=tolerance)
 
 
 def assert_same_block(
-    found: DraftBlock, expected: DraftBlock, kinds: Sequence[SamplingParams]
+    found: DraftBlock,
+    expected: DraftBlock,
+    kinds: Sequence[SamplingParams],
+    *,
+    tolerance: float = 0.0,
 ) -> None:
     assert torch.equal(found.tokens_RK, expected.tokens_RK)
     assert (found.probs_RKS is None) == (expected.probs_RKS is None)
@@ -159,7 +166,9 @@ def assert_same_block(
         if not params.is_greedy and params.effective_coupling is Coupling.MAXIMAL:
             assert found.probs_RKS is not None
             assert expected.probs_RKS is not None
-            assert torch.equal(found.probs_RKS[r], expected.probs_RKS[r])
+            torch.testing.assert_close(
+                found.probs_RKS[r], expected.probs_RKS[r], atol=tolerance, rtol=0.0
+            )
     assert (found.confidence_RK is None) == (expected.confidence_RK is None)
     if found.confidence_RK is not None:
         torch.testing.assert_close(
@@ -309,7 +318,7 @@ def test_the_projection_of_the_taps_is_never_quantized() -> None:
 
 def test_what_the_operators_do_not_know_is_left_to_the_modules() -> None:
     drafter = packed_drafter(seed=1, vocab_size=40, markov_head_type="gated")
-    assert walk_weights(drafter) is None
+    assert walk_weights(drafter) is not None
     assert context_weights(drafter) is not None
     plain = Drafter(
         drafter.config,

@@ -74,9 +74,16 @@ def block_inputs(
     return functional.embedding(ids_RK.view(-1), embed_weight_VD)
 
 
+HEAD_KINDS = ("vanilla", "gated", "rnn")
+"""Names of the sequential heads that a walk knows, by the operator's number of each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkWeights:
-    """LM head over S columns and the vanilla sequential head, if there is one.
+    """LM head over S columns and the sequential head, if there is one.
+
+    `joint`: of a gated head from [hidden; e] to its gate, of an rnn head from [state; e; hidden]
+    to gate, candidate and output; e is the embedded previous token.
 
     `confidence`: float32 weights of the hidden state [D], then those of the previous token [r]
     if it is read, then the bias; `None` without the head.
@@ -85,6 +92,8 @@ class WalkWeights:
     head: PackedLinear
     w1_Vr: Tensor | None
     w2: PackedLinear | None
+    kind: str = HEAD_KINDS[0]
+    joint: PackedLinear | None = None
     confidence: Tensor | None
 
 
@@ -110,6 +119,8 @@ def walk(
         weights.head.out_features,
         weights.w1_Vr,
         weights.w2.parts if weights.w2 is not None else [],
+        HEAD_KINDS.index(weights.kind),
+        weights.joint.parts if weights.joint is not None else [],
         weights.confidence,
         rounds.counters_CR,
         rounds.temperatures_R,

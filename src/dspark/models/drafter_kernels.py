@@ -1,7 +1,7 @@
 """A packed drafter's weights as the operators of `kernels.draft` and `kernels.stack` take them.
 
-Each function answers `None` where an operator does not fit: nothing packed, no C++ path, another
-kind of sequential head. Then the drafter's own modules run.
+Each function answers `None` where an operator does not fit: nothing packed, or no C++ path. Then
+the drafter's own modules run.
 """
 
 import torch
@@ -66,7 +66,7 @@ def backbone_stack(drafter: Drafter) -> FusedStack | None:
 
 
 def walk_weights(drafter: Drafter) -> WalkWeights | None:
-    """What a block is walked with: no sequential head, or one that sees the last token alone."""
+    """What a block is walked with: any sequential head, or none."""
     head, markov = drafter.packed_head, drafter.markov_head
     if not isinstance(head, PackedLinear) or not head.is_compiled or head.bias is not None:
         return None
@@ -74,17 +74,26 @@ def walk_weights(drafter: Drafter) -> WalkWeights | None:
         return None
     if markov is None:
         return WalkWeights(head=head, w1_Vr=None, w2=None, confidence=_confidence(drafter))
-    w2: object = markov.markov_w2
-    if markov.kind is not SequentialKind.VANILLA:
-        return None
-    if not isinstance(w2, PackedLinear) or not w2.is_compiled:
+    parts = [markov.markov_w2]
+    if markov.kind is SequentialKind.GATED:
+        parts.append(markov.gate_proj)
+    if markov.kind is SequentialKind.RNN:
+        parts.append(markov.joint_proj)
+    packed = [p for p in map(_compiled, parts) if p is not None]
+    if len(packed) != len(parts):
         return None
     return WalkWeights(
         head=head,
         w1_Vr=markov.markov_w1.weight.detach(),
-        w2=w2,
+        w2=packed[0],
+        kind=markov.kind,
+        joint=packed[1] if len(packed) > 1 else None,
         confidence=_confidence(drafter),
     )
+
+
+def _compiled(module: object) -> PackedLinear | None:
+    return module if isinstance(module, PackedLinear) and module.is_compiled else None
 
 
 def _products(layer: DrafterLayer) -> list[PackedLinear] | None:

@@ -11,6 +11,7 @@
 
 #include "product.h"
 #include "rounds.h"
+#include "sequential.h"
 #include "team.h"
 
 namespace dspark {
@@ -167,11 +168,11 @@ Tensor block_inputs(const Tensor& embeddings, const Tensor& anchors, int64_t mas
 // Everything that the walk over a block reads and writes; letters as in dspark.core.
 struct Walk {
   Type type;
-  int64_t num_rows, block_size, width, rank, num_columns;
+  int64_t num_rows, block_size, width, num_columns;
   const char* hidden;  // [R][K][D]
   Product head;
   std::optional<Product> w2;  // without a sequential head: none
-  const char* w1;
+  SequentialHead sequential;
   const float* confidence;  // weights of hidden, of the token before if `reads_token`, bias; null
   bool reads_token;
   Rounds rounds;
@@ -202,6 +203,7 @@ class Walking {
         hidden_(walk.head, walk.num_rows * walk.block_size),
         base_(memory(walk.num_rows * walk.block_size * walk.num_columns * size_)),
         biased_(memory(walk.w2 ? walk.num_rows * walk.num_columns * size_ : 0)),
+        joined_(memory(walk.w2 ? walk.num_rows * walk.sequential.num_outputs() * size_ : 0)),
         has_shared_(walk.rounds.has(DrawKind::kShared)),
         has_maximal_(walk.rounds.has(DrawKind::kMaximal)) {
     const size_t cells = static_cast<size_t>(walk.num_rows * at::get_num_threads());
@@ -225,14 +227,20 @@ class Walking {
       hidden_.set(k_, a_.type, n, hidden(n), a_.width);
     team.wait(num_workers);
     run_own_panels(a_.head, hidden_, a_.num_rows * a_.block_size, base_.get(), w);
-    std::optional<Operand> embedded;
-    if (a_.w2) embedded.emplace(*a_.w2, a_.num_rows);
+    std::optional<Operand> operand;
+    std::optional<Features> features;
+    if (a_.w2) {
+      operand.emplace(*a_.w2, a_.num_rows);
+      features.emplace(a_.sequential);
+    }
     bool is_finite = true;
     for (int64_t j = 0; j < a_.block_size; ++j) {
       if (a_.w2) {
+        const auto own_hidden = [&](int64_t r) { return hidden(r * a_.block_size + j); };
+        features->step(k_, w.previous, own_hidden, joined_.get(), worker, num_workers, team);
         for (int64_t r = 0; r < a_.num_rows; ++r)
-          embedded->set(k_, a_.type, r, embedding(w, r), a_.rank);
-        run_own_panels(*a_.w2, *embedded, a_.num_rows, biased_.get(), w);
+          operand->set(k_, a_.type, r, features->feature(r), a_.sequential.rank);
+        run_own_panels(*a_.w2, *operand, a_.num_rows, biased_.get(), w);
       }
       if (a_.confidence != nullptr) tell_confidence(w, j);
       is_finite = draw(w, j, team) && is_finite;
@@ -254,7 +262,7 @@ class Walking {
 
   const char* hidden(int64_t n) const { return a_.hidden + n * a_.width * size_; }
   const char* embedding(const Walker& w, int64_t r) const {
-    return a_.w1 + w.previous[static_cast<size_t>(r)] * a_.rank * size_;
+    return a_.sequential.embedding(w.previous[static_cast<size_t>(r)]);
   }
   float* probs(int64_t r, int64_t j) const {
     return a_.probs + (r * a_.block_size + j) * a_.num_columns;
@@ -280,12 +288,13 @@ class Walking {
   // Eq. 7 as a logit, for a share of the requests.
   void tell_confidence(const Walker& w, int64_t j) const {
     const Share rows(a_.num_rows, w.worker, w.num_workers);
-    const float bias = a_.confidence[a_.width + (a_.reads_token ? a_.rank : 0)];
+    const float bias = a_.confidence[a_.width + (a_.reads_token ? a_.sequential.rank : 0)];
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       const int64_t n = r * a_.block_size + j;
       float logit = k_.dot(a_.type, hidden(n), a_.confidence, a_.width) + bias;
       if (a_.reads_token)
-        logit += k_.dot(a_.type, embedding(w, r), a_.confidence + a_.width, a_.rank);
+        logit += k_.dot(a_.type, embedding(w, r), a_.confidence + a_.width,
+                       a_.sequential.rank);
       a_.confidences[n] = logit;
     }
   }
@@ -398,6 +407,7 @@ class Walking {
   Operand hidden_;
   Memory base_;    // [R][K][S]
   Memory biased_;  // [R][S], of the slot at hand
+  Memory joined_;  // [R][outputs of the head's joint product], of the slot at hand
   const bool has_shared_, has_maximal_;
   Slot slots_[2];
   int64_t unknown_token_ = 0;  // of the first worker
@@ -405,11 +415,12 @@ class Walking {
 
 // The tokens of a block for each request, target ids [R, K], and confidence logits [R, K]; both
 // are undefined if the last result says that a score was not finite.
-//   head: four parts of the LM head; w2: those of the sequential head, or nothing
+//   head: four parts of the LM head; w2, joint: those of the sequential head, or nothing
 std::tuple<Tensor, Tensor, bool> walk(
     const Tensor& hidden, int64_t block_size, const c10::List<std::optional<Tensor>>& head,
     int64_t num_columns, const std::optional<Tensor>& w1,
-    const c10::List<std::optional<Tensor>>& w2, const std::optional<Tensor>& confidence,
+    const c10::List<std::optional<Tensor>>& w2, int64_t kind,
+    const c10::List<std::optional<Tensor>>& joint, const std::optional<Tensor>& confidence,
     const Tensor& counters, const Tensor& temperatures, const std::optional<Tensor>& d2t,
     const std::optional<Tensor>& probs) {
   const Rounds rounds = rounds_of(counters, temperatures);
@@ -429,9 +440,17 @@ std::tuple<Tensor, Tensor, bool> walk(
   if (w1.has_value()) {
     TORCH_CHECK(w1->dim() == 2 && w1->is_contiguous() &&
                 w1->scalar_type() == hidden.scalar_type());
-    a.rank = w1->size(1);
-    a.w1 = bytes(*w1);
-    a.w2 = product_of(w2, 0, a.rank, num_columns, hidden.scalar_type());
+    SequentialHead& h = a.sequential;
+    TORCH_CHECK(kind >= 0 && kind <= 2, "there is no sequential head of kind ", kind);
+    h.kind = static_cast<HeadKind>(kind);
+    h.type = a.type;
+    h.num_rows = a.num_rows;
+    h.rank = w1->size(1);
+    h.width = a.width;
+    h.w1 = bytes(*w1);
+    if (h.kind != HeadKind::kVanilla)
+      h.joint = product_of(joint, 0, h.num_inputs(), h.num_outputs(), hidden.scalar_type());
+    a.w2 = product_of(w2, 0, h.rank, num_columns, hidden.scalar_type());
     for (int64_t r = 0; r < rounds.size; ++r)
       TORCH_CHECK(rounds.anchors[r] >= 0 && rounds.anchors[r] < w1->size(0), "anchor ",
                   rounds.anchors[r], " is no token");
@@ -441,7 +460,7 @@ std::tuple<Tensor, Tensor, bool> walk(
   if (confidence.has_value()) {
     a.reads_token = confidence->numel() != a.width + 1;
     TORCH_CHECK(!a.reads_token || w1.has_value());
-    a.confidence = values_of<float>(*confidence, a.width + (a.reads_token ? a.rank : 0) + 1,
+    a.confidence = values_of<float>(*confidence, a.width + (a.reads_token ? a.sequential.rank : 0) + 1,
                                     "confidence");
   }
   if (probs.has_value())
@@ -476,7 +495,7 @@ TORCH_LIBRARY_FRAGMENT(dspark, m) {
   m.def("block_inputs(Tensor embeddings, Tensor anchors, int mask_id, int block_size) -> Tensor");
   m.def(
       "walk(Tensor hidden, int block_size, Tensor?[] head, int num_columns, Tensor? w1, "
-      "Tensor?[] w2, Tensor? confidence, Tensor counters, Tensor temperatures, Tensor? d2t, "
+      "Tensor?[] w2, int kind, Tensor?[] joint, Tensor? confidence, Tensor counters, Tensor temperatures, Tensor? d2t, "
       "Tensor(a!)? probs) -> (Tensor, Tensor, bool)");
 }
 
