@@ -29,6 +29,7 @@ class Model:
     has_biases: bool
     has_final_norm: bool
     is_split: bool  # q from one product, k and v from another
+    vocab_size: int
     table_dtype: torch.dtype
     quantization: str | None
     taps: tuple[int, ...]
@@ -37,13 +38,14 @@ class Model:
 models = st.builds(
     Model,
     width=st.sampled_from([16, 33, 64, 112]),
-    num_gates=st.sampled_from([16, 40, 304]),
+    num_gates=st.sampled_from([16, 40, 64, 304, 352]),
     windows=st.lists(st.none() | st.integers(1, 200), min_size=1, max_size=3).map(tuple),
     rotary_dim=st.sampled_from([4, 8]),
     has_head_norms=st.booleans(),
     has_biases=st.booleans(),
     has_final_norm=st.booleans(),
     is_split=st.booleans(),
+    vocab_size=st.sampled_from([1, 33, 96]),
     table_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     quantization=st.sampled_from([None, "int8"]),
     taps=st.lists(st.integers(-1, 0), max_size=2).map(tuple),
@@ -67,7 +69,8 @@ class Toy:
             (self.step.k_pages.nan_to_num(nan=0.5), self.step.v_pages.nan_to_num(nan=-0.5))
             for _ in model.windows
         ]
-        self.stack = FusedStack(self.layers, final_norm=self.final_norm)
+        self.head = self.product(model.vocab_size, model.width)
+        self.stack = FusedStack(self.layers, final_norm=self.final_norm, head=self.head)
 
     def random(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator).to(self.case.dtype)
@@ -119,8 +122,9 @@ class Toy:
 
     def run(
         self, pages: Sequence[tuple[Tensor, Tensor]], rows: slice = slice(None)
-    ) -> tuple[Tensor, Tensor]:
-        return self.stack.run(
+    ) -> tuple[Tensor, ...]:
+        """Hidden states, taps, logits."""
+        out = self.stack.run(
             self.x_ND[rows],
             cos_PE=self.cos_PE,
             sin_PE=self.sin_PE,
@@ -128,9 +132,12 @@ class Toy:
             values=[v for _, v in pages],
             layout=self.layout(rows),
             taps=self.model.taps,
+            has_logits=True,
         )
+        assert out.logits_NV is not None
+        return out.hidden_ND, out.taps_NM, out.logits_NV
 
-    def run_by_operators(self, pages: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def run_by_operators(self, pages: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
         """The same with `rms_norm`, `linear`, `rotary`, `attention` and `silu_mul`, as written."""
         ops, layout, x = torch.ops.dspark, self.layout(), self.x_ND
         case, outputs = self.case, {-1: x}
@@ -154,7 +161,7 @@ class Toy:
             x = outputs[index] = x + layer.down(ops.silu_mul(gate_up))
         taps = [outputs[tap] for tap in self.model.taps]
         out = x if self.final_norm is None else rms_norm(x, *self.final_norm)
-        return out, torch.cat(taps, dim=-1) if taps else x[:, :0]
+        return out, torch.cat(taps, dim=-1) if taps else x[:, :0], self.head(out)
 
     def copies(self) -> list[tuple[Tensor, Tensor]]:
         return [(k.clone(), v.clone()) for k, v in self.pages]
@@ -170,6 +177,7 @@ def plain_model(**changes: object) -> Model:
         "has_biases": False,
         "has_final_norm": True,
         "is_split": False,
+        "vocab_size": 80,
         "table_dtype": torch.float32,
         "quantization": None,
         "taps": (-1, 1),
@@ -177,7 +185,7 @@ def plain_model(**changes: object) -> Model:
     return Model(**(values | changes))  # type: ignore[arg-type]
 
 
-def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
@@ -206,7 +214,43 @@ def test_a_token_has_the_same_bits_in_a_step_of_any_size(
     pages = toy.copies()
     whole = toy.run(pages)
     for rows in (slice(0, 1), slice(1, 3), slice(1, 5), slice(4, 5)):
-        assert_same(toy.run(toy.copies(), rows), (whole[0][rows], whole[1][rows]))
+        assert_same(toy.run(toy.copies(), rows), [each[rows] for each in whole])
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("head_dim", [32, 64])
+@pytest.mark.parametrize("num_tokens", [1, 9, 40])
+def test_threads_go_on_with_whole_heads_and_gates(
+    instructions: str, num_tokens: int, head_dim: int, quantization: str | None
+) -> None:
+    """Heads and gates of whole panels: no thread waits before it rotates, places and activates."""
+    case = plain_case(requests=[(140, num_tokens)], dtype=torch.bfloat16)
+    toy = Toy(
+        plain_model(quantization=quantization, num_gates=96, width=160),
+        replace(case, num_kv_heads=3, num_sharing=3, head_dim=head_dim),
+    )
+    num_threads = torch.get_num_threads()
+    expected_pages = toy.copies()
+    expected = toy.run_by_operators(expected_pages)
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        pages = toy.copies()
+        assert_same(toy.run(pages), expected)
+        for found, wanted in zip(pages, expected_pages, strict=True):
+            assert_same(found, wanted)
+    torch.set_num_threads(num_threads)
+
+
+def test_logits_are_made_only_where_they_are_wanted(instructions: str) -> None:
+    toy = Toy(plain_model(), plain_case())
+    arguments = {"cos_PE": toy.cos_PE, "sin_PE": toy.sin_PE, "layout": toy.layout()}
+    keys, values = zip(*toy.copies(), strict=True)
+    out = toy.stack.run(toy.x_ND, keys=keys, values=values, **arguments)  # type: ignore[arg-type]
+    assert out.logits_NV is None
+    assert torch.equal(out.hidden_ND, toy.run(toy.copies())[0])
+    toy.stack = FusedStack(toy.layers, final_norm=toy.final_norm)
+    with pytest.raises(RuntimeError, match="without a head"):
+        toy.run(toy.copies())
 
 
 @pytest.mark.parametrize("num_tokens", [1, 40])
@@ -234,7 +278,7 @@ def test_a_step_too_large_for_the_partial_sums_has_the_same_bits(instructions: s
 def test_it_runs_in_any_python_thread_and_several_take_turns(instructions: str) -> None:
     toy = Toy(plain_model(), plain_case())
     expected = toy.run(toy.copies())
-    results: list[tuple[Tensor, Tensor]] = []
+    results: list[tuple[Tensor, ...]] = []
 
     def work() -> None:
         results.extend(toy.run(toy.copies()) for _ in range(5))
@@ -259,8 +303,8 @@ def test_it_runs_in_inference_mode_and_afterwards(instructions: str) -> None:
 
 def test_a_step_without_tokens_is_empty(instructions: str) -> None:
     toy = Toy(plain_model(), plain_case(requests=[(5, 0)]))
-    hidden, taps = toy.run(toy.copies())
-    assert (hidden.shape, taps.shape) == ((0, 64), (0, 128))
+    hidden, taps, logits = toy.run(toy.copies())
+    assert (hidden.shape, taps.shape, logits.shape) == ((0, 64), (0, 128), (0, 80))
 
 
 @pytest.mark.parametrize("name", ["slots_N", "block_tables_RP", "query_starts_R1", "positions_N"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dspark.core import AttentionLayout
-from dspark.models.target import Target
+from dspark.models.target import Target, TargetOutput
 
 _PAGE_SIZE = 64
 
@@ -36,11 +36,13 @@ class Passes:
 
     def run(self, rows: Sequence[Sequence[int]], *, start: int) -> Tensor:
         """Logits [N, V] of one pass over `rows[r]` at positions `start`.. of row r, flattened."""
-        return self._target.logits(self._hidden(rows, start=start))
+        logits_NV = self._output(rows, start=start, has_logits=True).logits_NV
+        assert logits_NV is not None
+        return logits_NV
 
     def last_logits(self, ids: Sequence[int]) -> Tensor:
         """Logits [1, V] behind the last token of one text, run from its first position on."""
-        return self._target.logits(self._hidden([ids], start=0)[-1:])
+        return self._target.logits(self._output([ids], start=0).hidden_ND[-1:])
 
     def score(self, ids: Sequence[int], *, chunks: Sequence[int]) -> Tensor:
         """Logits [T, V] of one text, run in passes of `chunks` tokens (their sum is T)."""
@@ -51,11 +53,14 @@ class Passes:
             start += size
         return torch.cat(parts)
 
-    def _hidden(self, rows: Sequence[Sequence[int]], *, start: int) -> Tensor:
+    def _output(
+        self, rows: Sequence[Sequence[int]], *, start: int, has_logits: bool = False
+    ) -> TargetOutput:
         layout = self._layout([len(row) for row in rows], start=start)
         ids_N = torch.tensor([i for row in rows for i in row], device=self._target.device)
-        output = self._target.forward(ids_N, layout=layout, pages=self._pages, tap_layers=())
-        return output.hidden_ND
+        return self._target.forward(
+            ids_N, layout=layout, pages=self._pages, tap_layers=(), has_logits=has_logits
+        )
 
     def _layout(self, lengths: Sequence[int], *, start: int) -> AttentionLayout:
         """Built once for each shape: passes are timed, layouts are not."""

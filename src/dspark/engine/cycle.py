@@ -28,7 +28,7 @@ from dspark.engine.planner import FixedPlanner, Outcome, Outlook, Planner
 from dspark.engine.proposer import Proposer, StepStates
 from dspark.errors import InputError
 from dspark.kernels.rounds import RoundTable
-from dspark.models.target import Target
+from dspark.models.target import Target, TargetOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,12 +283,12 @@ class Cycle:
                 wanted.append(len(ids) - 1)
         for run in runs:
             self._cache.write(run.slot, run.start + run.num_tokens)
-        hidden_ND = self._pass(ids, runs)
-        if batch.chunks:
-            hidden_ND = hidden_ND[wanted]
-        return self._target.logits(hidden_ND)
+        output = self._pass(ids, runs, has_logits=not batch.chunks)
+        if output.logits_NV is not None:
+            return output.logits_NV
+        return self._target.logits(output.hidden_ND[wanted])
 
-    def _pass(self, ids: Sequence[int], runs: Sequence[Run]) -> Tensor:
+    def _pass(self, ids: Sequence[int], runs: Sequence[Run], *, has_logits: bool) -> TargetOutput:
         device = self._target.device
         layout = layout_of(runs, self._cache, device=device)
         # an id outside the vocabulary is rejected later; it must not index the embedding (UC-009)
@@ -299,6 +299,7 @@ class Cycle:
             layout=layout,
             pages=self._pages,
             tap_layers=self._proposer.tap_layers if self._proposer is not None else (),
+            has_logits=has_logits,
         )
         if self._proposer is not None:
             self._proposer.feed(
@@ -309,7 +310,7 @@ class Cycle:
                     layout=layout,
                 )
             )
-        return output.hidden_ND
+        return output
 
     def _accept(
         self,

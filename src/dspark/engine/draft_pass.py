@@ -145,15 +145,14 @@ class DraftPass:
 
     def _stacked(self, stack: FusedStack, x_ND: Tensor, layout: AttentionLayout) -> Tensor:
         cos_PE, sin_PE = self._tables.up_to(layout.max_visible)
-        hidden_ND, _ = stack.run(
+        return stack.run(
             x_ND,
             cos_PE=cos_PE,
             sin_PE=sin_PE,
             keys=self._pages.keys,
             values=self._pages.values,
             layout=layout,
-        )
-        return hidden_ND
+        ).hidden_ND
 
     def _attend(
         self, layout: AttentionLayout, layer: int, q_NHE: Tensor, k_NGE: Tensor, v_NGE: Tensor

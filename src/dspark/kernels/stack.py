@@ -50,11 +50,26 @@ class StackLayer:
         return all(isinstance(p, PackedLinear) and p.is_compiled for p in products)
 
 
+class StackOutput(NamedTuple):
+    """What a pass through all layers gives."""
+
+    hidden_ND: Tensor
+    """After the final norm."""
+    taps_NM: Tensor
+    logits_NV: Tensor | None
+
+
 class FusedStack:
     """The layers' weights, in use as they lie; scratch memory is kept from call to call."""
 
-    def __init__(self, layers: Sequence[StackLayer], *, final_norm: Norm | None) -> None:
-        """Every layer must be `is_compiled`."""
+    def __init__(
+        self,
+        layers: Sequence[StackLayer],
+        *,
+        final_norm: Norm | None,
+        head: PackedLinear | None = None,
+    ) -> None:
+        """Every layer must be `is_compiled`, and so must the head, whose input is the result."""
         norms: list[Norm | None] = []
         products: list[PackedLinear | None] = []
         for layer in layers:
@@ -71,7 +86,10 @@ class FusedStack:
             [layer.scale for layer in layers],
             None if final_norm is None else final_norm.weight.detach(),
             0.0 if final_norm is None else final_norm.eps,
+            [] if head is None else list(_parts(head)),
+            0 if head is None else head.out_features,
         )
+        self.has_head = head is not None
 
     def run(
         self,
@@ -83,13 +101,15 @@ class FusedStack:
         values: Sequence[Tensor],
         layout: AttentionLayout,
         taps: Sequence[int] = (),
-    ) -> tuple[Tensor, Tensor]:
-        """Hidden states [N, D] after the final norm, and tapped layer outputs [N, taps * D].
+        has_logits: bool = False,
+    ) -> StackOutput:
+        """Hidden states [N, D], tapped layer outputs [N, taps * D], and logits [N, V] if wanted.
 
         `cos_PE`, `sin_PE`: rotary tables by position. `taps`: numbers of layers, -1 for x itself.
-        The tokens' keys and values are written into the pages of each layer.
+        The tokens' keys and values are written into the pages of each layer. Raises
+        `RuntimeError` if logits are wanted of a stack without a head.
         """
-        out: tuple[Tensor, Tensor] = self._stack.forward(
+        hidden_ND, taps_NM, logits_NV = self._stack.forward(
             x_ND,
             cos_PE,
             sin_PE,
@@ -101,8 +121,9 @@ class FusedStack:
             layout.positions_N,
             layout.slots_N,
             list(taps),
+            has_logits,
         )
-        return out
+        return StackOutput(hidden_ND, taps_NM, logits_NV if has_logits else None)
 
 
 def _parts(product: PackedLinear | None) -> tuple[Tensor | None, ...]:

@@ -41,10 +41,14 @@ class TargetSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOutput:
-    """`hidden_ND`: last hidden state after the final norm. `taps_NM`: the tapped outputs."""
+    """`hidden_ND`: last hidden state after the final norm. `taps_NM`: the tapped outputs.
+
+    `logits_NV`: what `Target.logits` makes of all hidden states, if they were asked for.
+    """
 
     hidden_ND: Tensor
     taps_NM: Tensor
+    logits_NV: Tensor | None = None
 
 
 class Target:
@@ -178,20 +182,30 @@ class Target:
         layout: AttentionLayout,
         pages: KVPages,
         tap_layers: Sequence[int],
+        has_logits: bool = False,
     ) -> TargetOutput:
         """One pass over the flattened tokens of all requests; writes their K/V into `pages`.
 
+        `has_logits`: of every token, in the same call where the head is part of the stack.
         `tap_layers`: rising ids of layers whose output is wanted, -1 for the embeddings
         (DeepSpec's convention), the number of layers for the last hidden state after the norm.
         """
         if self._stack is not None:
             inner = [i for i in tap_layers if i < self.spec.num_layers]
-            hidden_ND, taps_NM = self._stack.run(
-                self.embed(input_ids_N), layout=layout, pages=pages, tap_layers=inner
+            hidden_ND, taps_NM, logits_NV = self._stack.run(
+                self.embed(input_ids_N),
+                layout=layout,
+                pages=pages,
+                tap_layers=inner,
+                has_logits=has_logits and self._stack.has_head,
             )
             if len(inner) < len(tap_layers):
                 taps_NM = torch.cat((taps_NM, hidden_ND), dim=-1)
-            return TargetOutput(hidden_ND=hidden_ND, taps_NM=taps_NM)
+            if logits_NV is not None:
+                logits_NV = self._finish_logits(logits_NV)
+            elif has_logits:
+                logits_NV = self.logits(hidden_ND)
+            return TargetOutput(hidden_ND=hidden_ND, taps_NM=taps_NM, logits_NV=logits_NV)
         self._bind(pages)
         self._tapped.clear()
         hidden_ND = self._run(input_ids_N, layout.positions_N, **attention.layout_arguments(layout))
@@ -199,13 +213,18 @@ class Target:
         taps = [self.embed(input_ids_N) if i < 0 else self._tapped[i][0] for i in tap_layers]
         self._tapped.clear()
         empty = hidden_ND.new_empty((hidden_ND.shape[0], 0))
-        return TargetOutput(hidden_ND=hidden_ND, taps_NM=torch.cat(taps, dim=-1) if taps else empty)
+        return TargetOutput(
+            hidden_ND=hidden_ND,
+            taps_NM=torch.cat(taps, dim=-1) if taps else empty,
+            logits_NV=self.logits(hidden_ND) if has_logits else None,
+        )
 
     @torch.no_grad()
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """LM head with the model's own scale and soft-cap, [M, V] in the target's dtype."""
-        head = self.model.get_output_embeddings()
-        logits_MV: Tensor = head(hidden_MD)
+        return self._finish_logits(self.model.get_output_embeddings()(hidden_MD))
+
+    def _finish_logits(self, logits_MV: Tensor) -> Tensor:
         if self.head_scale != 1.0:
             logits_MV = logits_MV * self.head_scale
         if self.softcap is not None:
@@ -270,7 +289,8 @@ class Target:
             fused = getattr(layer, "fused", None)
             if isinstance(fused, FusedLayer):
                 fused.join()
-        stack = TargetStack.of(self._base, list(self._layers))
+        head = self.model.get_output_embeddings()
+        stack = TargetStack.of(self._base, list(self._layers), head)
         if stack is not None and self._has_bits_of_layers(stack):
             self._stack = stack
 

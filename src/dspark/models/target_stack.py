@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dspark.core import AttentionLayout
-from dspark.kernels.stack import FusedStack
+from dspark.kernels.linear import PackedLinear
+from dspark.kernels.stack import FusedStack, StackOutput
 from dspark.models.attention import KVPages
 from dspark.models.fusion import FusedLayer, fused_norm
 from dspark.models.rotary import RotaryTables
@@ -21,15 +22,17 @@ _STATIC_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
 
 
 class TargetStack:
-    """The layers and the final norm; the embedding and the head stay with the model."""
+    """The layers, the final norm and a packed head; the embedding stays with the model."""
 
     def __init__(self, stack: FusedStack, tables: RotaryTables) -> None:
         self._stack = stack
         self._tables = tables
 
     @classmethod
-    def of(cls, base: nn.Module, layers: Sequence[nn.Module]) -> "TargetStack | None":
-        """The stack of a model whose parts all fit, else `None`."""
+    def of(
+        cls, base: nn.Module, layers: Sequence[nn.Module], head: nn.Module
+    ) -> "TargetStack | None":
+        """The stack of a model whose parts all fit, else `None`. The head may not fit: `has_head`."""
         fused = [getattr(layer, "fused", None) for layer in layers]
         norm = fused_norm(getattr(base, "norm", None))
         rotary = getattr(base, "rotary_emb", None)
@@ -37,13 +40,28 @@ class TargetStack:
             return None
         if not all(isinstance(layer, FusedLayer) and layer.is_joined for layer in fused):
             return None
-        stack = FusedStack([layer.stack_layer() for layer in fused if layer], final_norm=norm)
+        stack = FusedStack(
+            [layer.stack_layer() for layer in fused if layer],
+            final_norm=norm,
+            head=head if isinstance(head, PackedLinear) and head.is_compiled else None,
+        )
         return cls(stack, RotaryTables(_angles_of(rotary, like=norm.weight)))
 
+    @property
+    def has_head(self) -> bool:
+        """Whether it can give logits."""
+        return self._stack.has_head
+
     def run(
-        self, x_ND: Tensor, *, layout: AttentionLayout, pages: KVPages, tap_layers: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Embedded tokens to the last hidden states [N, D] and the taps [N, M]."""
+        self,
+        x_ND: Tensor,
+        *,
+        layout: AttentionLayout,
+        pages: KVPages,
+        tap_layers: Sequence[int],
+        has_logits: bool = False,
+    ) -> StackOutput:
+        """Embedded tokens to the last hidden states, the taps, and what the head makes of them."""
         cos_PE, sin_PE = self._tables.up_to(layout.max_visible)
         return self._stack.run(
             x_ND,
@@ -53,6 +71,7 @@ class TargetStack:
             values=pages.values,
             layout=layout,
             taps=tap_layers,
+            has_logits=has_logits,
         )
 
 

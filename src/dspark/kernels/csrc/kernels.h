@@ -3,6 +3,8 @@
 
 #include <stdint.h>
 
+#include "weight_stream.h"
+
 namespace dspark {
 
 enum class Type { kFloat32, kBFloat16 };
@@ -30,6 +32,7 @@ struct Linear {
   const int32_t* output_sums;
   char* out;
   int64_t out_stride;  // elements
+  WeightStream* stream;  // if not null, the weights are what is read next of it
 };
 
 // Attention of rows (token, head) that share one key/value head; positions are cut into chunks

@@ -71,12 +71,14 @@ DSPARK_INLINE void write(const Linear& a, const Floats* values, int64_t token, i
   else write_values<kGroups, float>(a, values, token, output);
 }
 
-// Lines of memory to ask for, so many in each step of a product.
+// Lines of memory to ask for, so many in each step of a product; those of a stream beside them.
 struct Ahead {
   const char* next;
   const char* end;
   int64_t lines_per_step;
   bool is_near;
+  WeightStream* stream;
+  int64_t stream_lines_per_step;
 };
 
 // What is needed soon goes to the first-level cache. The rest must not: while it travels it would
@@ -88,24 +90,34 @@ DSPARK_INLINE void step(Ahead& ahead) {
     for (; ahead.next < stop; ahead.next += kUnitBytes) _mm_prefetch(ahead.next, _MM_HINT_T0);
   else
     for (; ahead.next < stop; ahead.next += kUnitBytes) _mm_prefetch(ahead.next, _MM_HINT_T1);
+  if (ahead.stream != nullptr) ask(*ahead.stream, ahead.stream_lines_per_step);
 }
 
 // What a visit to the weights [begin, end) asks for, when there are `num_visits` to them, each of
 // `num_steps` steps. The first one in a call finds them in memory and asks for them itself, so many
 // bytes before use; the others share the lines of the weights that come next, up to `next_end`.
-DSPARK_INLINE Ahead ahead_of(int64_t visit, int64_t num_visits, int64_t num_steps, bool is_first,
-                             const char* begin, const char* end, const char* next_end,
-                             int64_t distance) {
-  const auto lines = [](int64_t bytes, int64_t parts) {
-    return (bytes / kUnitBytes + parts - 1) / parts;
-  };
-  if (num_visits == 1 || (is_first && visit == 0))
-    return {begin + distance, end + distance, lines(end - begin, num_steps), true};
-  const int64_t share = lines(next_end - end, num_visits - is_first);
-  const char* next = end + (visit - is_first) * share * kUnitBytes;
-  const char* stop = next + share * kUnitBytes;
-  return {next, stop < next_end ? stop : next_end, lines(share * kUnitBytes, num_steps),
-          false};
+// With a stream, all share what it has to ask for, and the first finds its weights near by.
+DSPARK_INLINE Ahead ahead_of(const Linear& a, int64_t visit, int64_t num_visits, int64_t num_steps,
+                             bool is_first, const char* begin, const char* end,
+                             const char* next_end, int64_t distance) {
+  const auto parts = [](int64_t lines, int64_t count) { return (lines + count - 1) / count; };
+  const int64_t num_lines = (end - begin) / kUnitBytes;
+  Ahead ahead = {begin + distance, end + distance, parts(num_lines, num_steps), true, nullptr, 0};
+  if (ahead.end > next_end) ahead.end = next_end;
+  if (a.stream != nullptr) {
+    const int64_t lines = visit == 0 ? read_on(*a.stream, num_lines) : num_lines;
+    ahead.stream = a.stream;
+    ahead.stream_lines_per_step = parts(lines, num_visits * num_steps);
+    if (visit > 0) ahead.end = ahead.next;
+  } else if (num_visits > 1 && !(is_first && visit == 0)) {
+    const int64_t share = parts((next_end - end) / kUnitBytes, num_visits - is_first);
+    ahead.next = end + (visit - is_first) * share * kUnitBytes;
+    ahead.end = ahead.next + share * kUnitBytes;
+    if (ahead.end > next_end) ahead.end = next_end;
+    ahead.lines_per_step = parts(share, num_steps);
+    ahead.is_near = false;
+  }
+  return ahead;
 }
 
 }  // namespace DSPARK_ISA

@@ -195,7 +195,7 @@ void tile_panels(const Linear& a, int64_t panel_begin, int64_t panel_end, int64_
       p.num_written = 0;
       p.has_lines = kGroups == 2 && a.out_type == Type::kBFloat16 &&
                     output + kGroups * kLanes <= a.num_outputs;
-      Ahead ahead = ahead_of(visit, num_visits, a.num_units / kTileUnits, panel == panel_begin,
+      Ahead ahead = ahead_of(a, visit, num_visits, a.num_units / kTileUnits, panel == panel_begin,
                              weights, end, next_end, kTilePrefetchBytes);
       if (tiles_left > 1)
         multiply_tiles<kIsInt8, 2, kGroups, kStreams>(a, weights, ahead, p, before);

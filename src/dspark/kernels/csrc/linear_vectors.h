@@ -7,6 +7,7 @@ namespace dspark {
 namespace DSPARK_ISA {
 
 constexpr int64_t kPrefetchBytes = 3072;
+constexpr int64_t kStreamUnits = 8;  // after which a stream is asked for more
 
 #if defined(__AVX512F__)
 constexpr int kTileGroups = 2, kTileTokens = 12;  // 24 of 32 registers are sums
@@ -150,6 +151,8 @@ void tile(const Linear& a, const char* weights, int64_t stride, int64_t panel_by
       for (int g = 0; g < (kGroups > kPanelGroups ? kGroups : kPanelGroups); ++g)
         _mm_prefetch(weights + g / kPanelGroups * panel_bytes + g % kPanelGroups * kUnitBytes +
                          distance, _MM_HINT_T0);
+      if (ahead.stream != nullptr && unit % kStreamUnits == 0)
+        ask(*ahead.stream, kStreamUnits * ahead.stream_lines_per_step);
     } else {
       step(ahead);
     }
@@ -219,7 +222,7 @@ void region_product(const Linear& a, const Region& r) {
     for (int64_t i = 0; i < num_tiles; ++i) {  // tiles of equal size, give or take one token
       const int64_t token = i * a.num_tokens / num_tiles;
       const int count = static_cast<int>((i + 1) * a.num_tokens / num_tiles - token);
-      const Ahead ahead = ahead_of(visit++, num_visits, a.num_units, r.is_first, r.begin, r.end,
+      const Ahead ahead = ahead_of(a, visit++, num_visits, a.num_units, r.is_first, r.begin, r.end,
                                    r.next_end, kPrefetchBytes);
       tile_of<Dot, kMostTokens, kGroups>(count, a, r.begin + group * kUnitBytes,
                                          width * kUnitBytes, r.panel_bytes, token,

@@ -5,6 +5,7 @@
 // Each piece runs the kernel that the operator of its name runs, over the same rows, so a pass has
 // the bits of `decoder_layer` called once for each layer.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -25,6 +26,13 @@ namespace {
 // Up to so many tokens, every thread normalises and quantises the rows for itself: that takes
 // less time than to share the work and to wait for the others.
 constexpr int64_t kPrivateTokens = 2;
+// Up to so many, the weights are asked for ahead of their use; more take longer to multiply than
+// memory takes to answer.
+constexpr int64_t kStreamedTokens = 32;
+constexpr int64_t kFirstLines = 256;  // that are asked for before anything is computed
+// Lines that a thread may ask for before it reads them. Measured: from 256 KiB on, memory answers
+// a tenth fewer, although the second-level cache has 2 MiB.
+constexpr int64_t kLinesAhead = 1536;
 constexpr int64_t kPanelOutputs = kGroup * kPanelGroups;
 constexpr int64_t kGateSlice = 256;  // values of a row
 constexpr int64_t kNoLayer = -2;
@@ -60,8 +68,12 @@ struct Layer {
   Product out, gate_up, down;
   int64_t head_dim, num_q, num_kv, window;
   float scale;
+  // Whether a head is whole panels of one product, and the gates of the MLP whole panels: a thread
+  // then goes on with what it has multiplied itself.
+  bool has_whole_heads, has_whole_gates;
 
   int64_t num_heads() const { return num_q + 2 * num_kv; }
+  int64_t num_gates() const { return gate_up.num_outputs / 2; }
 };
 
 // Rows of values in memory; `stride` bytes from one to the next.
@@ -87,12 +99,63 @@ struct Share {
 struct Worker {
   int64_t number, count;
   Team& team;
+  WeightStream& stream;  // of the weights that it will read; empty if it does not ask ahead
 
   Share share(int64_t num_items) const {
     return {num_items * number / count, num_items * (number + 1) / count};
   }
-  void meet() const { team.wait(count); }
+  // The same from the other end, for work that does not divide: half of the times each.
+  Share share_back(int64_t num_items) const {
+    return {num_items - num_items * (number + 1) / count, num_items - num_items * number / count};
+  }
+  void meet() const {
+    team.meet(number, count, [this] {
+      if (stream.ahead < stream.limit && stream.at != stream.end) ask(stream, 4);
+      else _mm_pause();
+    });
+  }
 };
+
+Stretch lines_around(const void* data, int64_t size) {
+  const int64_t begin = reinterpret_cast<int64_t>(data);
+  return {reinterpret_cast<const char*>(begin / kLine * kLine),
+          reinterpret_cast<const char*>(ceil_div(begin + size, kLine) * kLine)};
+}
+
+// f(data, size) for what belongs to the outputs of some panels beside the weights.
+template <class F>
+void each_side(const Product& p, Share panels, const F& f) {
+  const int64_t begin = panels.begin * kPanelOutputs;
+  const int64_t size = (std::min(panels.end * kPanelOutputs, p.num_outputs) - begin) * 4;
+  if (panels.begin >= panels.end) return;
+  if (p.bias != nullptr) f(p.bias + begin, size);
+  if (p.scales != nullptr) f(p.scales + begin, size);
+  if (p.sums != nullptr) f(p.sums + begin, size);
+}
+
+// What one thread reads in a pass, in this order.
+struct Reading {
+  int64_t num_threads = 0;  // the others read the rest; 0: not known yet
+  std::vector<Stretch> stretches;
+  int64_t num_of_layers = 0;  // stretches; those of the head follow
+
+  void add(const void* data, int64_t size) {
+    if (size > 0) stretches.push_back(lines_around(data, size));
+  }
+  void add(const Product& p, Share panels) {
+    each_side(p, panels, [this](const void* data, int64_t size) { add(data, size); });
+    const int64_t groups = ceil_div(p.num_outputs, kGroup), group_bytes = p.num_units * kLine;
+    const int64_t begin = panels.begin * kPanelGroups;
+    add(p.packed + begin * group_bytes,
+        (std::min(panels.end * kPanelGroups, groups) - begin) * group_bytes);
+  }
+};
+
+
+int64_t num_lines(const void* data, int64_t size) {
+  const Stretch lines = lines_around(data, size);
+  return (lines.end - lines.begin) / kLine;
+}
 
 // One call: who computes what in which order. Threads share it.
 struct Pass {
@@ -104,7 +167,10 @@ struct Pass {
   int64_t size = 0;  // bytes of a value
   int64_t num_tokens = 0, width = 0;
   Norm final_norm{};
-  Rows x{};       // the residual stream, at the end the result
+  const Product* head = nullptr;  // null: no logits
+  Rows x{};       // the residual stream
+  Rows hidden{};  // of the final norm, or x
+  Rows logits{};
   Rows tapped{};  // [num_tokens][taps][width]
   Type table_type{};
   int64_t rotary_dim = 0;
@@ -124,13 +190,15 @@ struct Pass {
   void run_layer(size_t index, const Worker& me);
   Inputs prepare(const Product& next, const Norm& norm, Rows from, int64_t values, const Worker& me);
   void multiply(const Product& product, const Inputs& from, char* out, int64_t out_stride,
-                int64_t panel_begin, int64_t panel_end) const;
-  void multiply_heads(const Layer& layer, const Inputs& from, const Worker& me) const;
+                Share panels, const Worker& me) const;
   void add_product(const Product& product, const Inputs& from, int64_t layer, const Worker& me);
-  void place_heads(const Layer& layer, const Attention& a, const Worker& me, ReadAhead& ahead);
+  void make_heads(size_t index, const Inputs& from, const Worker& me, ReadAhead& ahead);
+  void place_heads(const Layer& layer, const Attention& a, Share tokens, Share heads,
+                   ReadAhead& ahead, int64_t lines_per_head);
   void attend(size_t index, const Worker& me, ReadAhead& ahead);
-  void gate(const Layer& layer, const Worker& me);
-  void copy_tap(int64_t layer, int64_t panel_begin, int64_t panel_end);
+  void make_gates(const Layer& layer, const Inputs& from, const Worker& me);
+  void gate(const Layer& layer, int64_t token, int64_t begin, int64_t end);
+  void copy_tap(int64_t layer, Share panels);
   void end_row(char* row, int64_t values) const;
 };
 
@@ -141,23 +209,77 @@ void Pass::end_row(char* row, int64_t values) const {
   memset(row + values * size, 0, static_cast<size_t>(unit_bytes(values, size) - values * size));
 }
 
+// Whole heads of a layer, or whole panels, of all products one after the other.
+Share share_of_heads(size_t index, const Layer& layer, const Worker& me) {
+  if (layer.has_whole_heads) {
+    const int64_t num_panels = layer.head_dim / kPanelOutputs;
+    const Share heads =
+        index % 2 == 0 ? me.share(layer.num_heads()) : me.share_back(layer.num_heads());
+    return {heads.begin * num_panels, heads.end * num_panels};
+  }
+  int64_t num_panels = 0;
+  for (const Product& product : layer.heads) num_panels += product.num_panels();
+  return me.share(num_panels);
+}
+
+// f(product, panels of it, its first output) for those among some panels of all heads.
+template <class F>
+void each_head_product(const Layer& layer, Share panels, const F& f) {
+  int64_t first_panel = 0, first_output = 0;
+  for (const Product& product : layer.heads) {
+    const int64_t end = first_panel + product.num_panels();
+    const Share own = {std::max(panels.begin, first_panel) - first_panel,
+                       std::min(panels.end, end) - first_panel};
+    if (own.begin < own.end) f(product, own, first_output);
+    first_panel = end;
+    first_output += product.num_outputs;
+  }
+}
+
+// Panels of gates, then the panels of what they multiply; or one share of all.
+std::pair<Share, Share> shares_of_gates(const Layer& layer, const Worker& me) {
+  if (!layer.has_whole_gates) return {me.share(layer.gate_up.num_panels()), {0, 0}};
+  const int64_t num_panels = layer.num_gates() / kPanelOutputs;
+  const Share gates = me.share(num_panels);
+  return {gates, {num_panels + gates.begin, num_panels + gates.end}};
+}
+
+// In the order in which a pass reads.
+void read_layers(const std::vector<Layer>& layers, int64_t width, int64_t size, const Worker& me,
+                 Reading& reading) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const Layer& layer = layers[i];
+    reading.add(layer.norm_in.weight, width * size);
+    each_head_product(layer, share_of_heads(i, layer, me),
+                      [&](const Product& p, Share panels, int64_t) { reading.add(p, panels); });
+    reading.add(layer.out, me.share(layer.out.num_panels()));
+    reading.add(layer.norm_mid.weight, width * size);
+    const auto [gates, ups] = shares_of_gates(layer, me);
+    reading.add(layer.gate_up, gates);
+    reading.add(layer.gate_up, ups);
+    reading.add(layer.down, me.share(layer.down.num_panels()));
+  }
+}
+
 void Pass::run(const Worker& me) {
-  const Share columns = me.share(ceil_div(width, kPanelOutputs));
-  copy_tap(-1, columns.begin, columns.end);
+  ask(me.stream, std::min(kFirstLines, me.stream.limit));
+  copy_tap(-1, me.share(ceil_div(width, kPanelOutputs)));
   for (size_t i = 0; i < layers.size(); ++i) run_layer(i, me);
-  if (final_norm.weight == nullptr) return;
-  const Share rows = me.share(num_tokens);
-  for (int64_t n = rows.begin; n < rows.end; ++n)
-    k.rms_norm(type, x.at(n), final_norm.weight, x.at(n), width, final_norm.eps);
+  if (final_norm.weight != nullptr) {
+    const Share rows = me.share(num_tokens);
+    for (int64_t n = rows.begin; n < rows.end; ++n)
+      k.rms_norm(type, x.at(n), final_norm.weight, hidden.at(n), width, final_norm.eps);
+  }
+  if (head == nullptr) return;
+  const Inputs from = prepare(*head, final_norm, x, width, me);
+  multiply(*head, from, logits.data, logits.stride, me.share(head->num_panels()), me);
 }
 
 void Pass::run_layer(size_t index, const Worker& me) {
   const Layer& layer = layers[index];
   Inputs from = prepare(layer.heads[0], layer.norm_in, x, width, me);
-  multiply_heads(layer, from, me);
-  me.meet();
   ReadAhead ahead = work[index]->read_ahead(attention[index], 0, me.number, me.count);
-  place_heads(layer, attention[index], me, ahead);
+  make_heads(index, from, me, ahead);
   me.meet();
   attend(index, me, ahead);
   me.meet();
@@ -165,12 +287,9 @@ void Pass::run_layer(size_t index, const Worker& me) {
   add_product(layer.out, from, kNoLayer, me);
   me.meet();
   from = prepare(layer.gate_up, layer.norm_mid, x, width, me);
-  const Share panels = me.share(layer.gate_up.num_panels());
-  multiply(layer.gate_up, from, gate_up.data, gate_up.stride, panels.begin, panels.end);
+  make_gates(layer, from, me);
   me.meet();
-  gate(layer, me);
-  me.meet();
-  from = prepare(layer.down, {}, gated, layer.gate_up.num_outputs / 2, me);
+  from = prepare(layer.down, {}, gated, layer.num_gates(), me);
   add_product(layer.down, from, static_cast<int64_t>(index), me);
   me.meet();
 }
@@ -180,6 +299,7 @@ Inputs Pass::prepare(const Product& next, const Norm& norm, Rows from, int64_t v
                      const Worker& me) {
   const bool is_int8 = next.weights == Weights::kInt8;
   if (norm.weight == nullptr && !is_int8) return {from, nullptr};
+  if (norm.weight != nullptr) me.stream.ahead -= num_lines(norm.weight, values * size);
   const int64_t first = is_private() ? me.number * num_tokens : 0;
   const Inputs to = {{inputs.at(first), inputs.stride}, input_scales + first};
   const Share rows = is_private() ? Share{0, num_tokens} : me.share(num_tokens);
@@ -202,8 +322,8 @@ Inputs Pass::prepare(const Product& next, const Norm& norm, Rows from, int64_t v
 }
 
 void Pass::multiply(const Product& product, const Inputs& from, char* out, int64_t out_stride,
-                    int64_t panel_begin, int64_t panel_end) const {
-  if (panel_begin >= panel_end) return;
+                    Share panels, const Worker& me) const {
+  if (panels.begin >= panels.end) return;
   Linear task = linear_of(product, type);
   task.x = from.rows.data;
   task.x_stride = from.rows.stride;
@@ -211,72 +331,85 @@ void Pass::multiply(const Product& product, const Inputs& from, char* out, int64
   task.token_scales = from.scales;
   task.out = out;
   task.out_stride = out_stride / size;
-  k.linear(task, panel_begin, panel_end);
-}
-
-void Pass::multiply_heads(const Layer& layer, const Inputs& from, const Worker& me) const {
-  int64_t num_panels = 0;
-  for (const Product& product : layer.heads) num_panels += product.num_panels();
-  const Share share = me.share(num_panels);
-  int64_t first_panel = 0, first_output = 0;
-  for (const Product& product : layer.heads) {
-    const int64_t end = first_panel + product.num_panels();
-    multiply(product, from, heads.data + first_output * size, heads.stride,
-             std::max(share.begin, first_panel) - first_panel,
-             std::min(share.end, end) - first_panel);
-    first_panel = end;
-    first_output += product.num_outputs;
-  }
+  if (num_tokens <= kStreamedTokens) task.stream = &me.stream;
+  each_side(product, panels, [&](const void* data, int64_t bytes) {
+    me.stream.ahead -= num_lines(data, bytes);
+  });
+  k.linear(task, panels.begin, panels.end);
 }
 
 // x += product, each thread its own columns; the output of a layer may be tapped.
 void Pass::add_product(const Product& product, const Inputs& from, int64_t layer, const Worker& me) {
   const Share panels = me.share(product.num_panels());
-  multiply(product, from, gain.data, gain.stride, panels.begin, panels.end);
+  multiply(product, from, gain.data, gain.stride, panels, me);
   const int64_t begin = panels.begin * kPanelOutputs;
   const int64_t end = std::min(panels.end * kPanelOutputs, width);
   if (begin >= end) return;
   for (int64_t n = 0; n < num_tokens; ++n)
     k.add_row(type, gain.at(n) + begin * size, x.at(n) + begin * size, end - begin);
-  copy_tap(layer, panels.begin, panels.end);
+  copy_tap(layer, panels);
 }
 
-void Pass::copy_tap(int64_t layer, int64_t panel_begin, int64_t panel_end) {
-  const int64_t begin = panel_begin * kPanelOutputs;
-  const int64_t end = std::min(panel_end * kPanelOutputs, width);
+void Pass::copy_tap(int64_t layer, Share panels) {
+  const int64_t begin = panels.begin * kPanelOutputs;
+  const int64_t end = std::min(panels.end * kPanelOutputs, width);
   for (size_t i = 0; i < taps.size(); ++i)
     for (int64_t n = 0; taps[i] == layer && begin < end && n < num_tokens; ++n)
       memcpy(tapped.at(n) + (static_cast<int64_t>(i) * width + begin) * size,
              x.at(n) + begin * size, static_cast<size_t>((end - begin) * size));
 }
 
-// Norms and rotation of each q and k head in place, k and v into their pages. Memory is idle
-// meanwhile: the first keys that will be needed are asked for.
-void Pass::place_heads(const Layer& layer, const Attention& a, const Worker& me,
-                       ReadAhead& ahead) {
-  const int64_t num_heads = layer.num_heads(), first_v = layer.num_q + layer.num_kv;
-  const Share share = me.share(num_tokens * num_heads);
-  const int64_t lines_per_head =
-      ceil_div(ahead.lines_allowed, std::max<int64_t>(1, share.end - share.begin));
-  for (int64_t i = share.begin; i < share.end; ++i) {
-    ask(ahead, lines_per_head);
-    const int64_t n = i / num_heads, head = i % num_heads;
-    char* const row = heads.at(n) + head * layer.head_dim * size;
-    if (head < first_v) {
-      const Norm& norm = head < layer.num_q ? layer.norm_q : layer.norm_k;
-      if (norm.weight != nullptr)
-        k.rms_norm(type, row, norm.weight, row, layer.head_dim, norm.eps);
-      k.rotate(type, row, table_type, cos.at(layout.positions[n]), sin.at(layout.positions[n]),
-               rotary_dim);
-    }
-    if (head == num_heads - 1) end_row(seen.at(n), layer.num_q * layer.head_dim);
-    if (head >= first_v)
-      write_row(row, const_cast<char*>(a.v_pages), a.v_strides, a.page_size, layout.slots[n],
-                head - first_v, layer.head_dim, size);
-    else if (head >= layer.num_q)
-      write_row(row, const_cast<char*>(a.k_pages), a.k_strides, a.page_size, layout.slots[n],
-                head - layer.num_q, layer.head_dim, size);
+// Products, norms and rotation of the heads, k and v into their pages. Whole heads are placed by
+// who multiplied them.
+void Pass::make_heads(size_t index, const Inputs& from, const Worker& me, ReadAhead& ahead) {
+  const Layer& layer = layers[index];
+  const Share panels = share_of_heads(index, layer, me);
+  each_head_product(layer, panels, [&](const Product& product, Share own, int64_t first_output) {
+    multiply(product, from, heads.data + first_output * size, heads.stride, own, me);
+  });
+  const auto lines_for_each = [&](int64_t count) {
+    return ceil_div(ahead.lines_allowed, std::max<int64_t>(1, count));
+  };
+  if (layer.has_whole_heads) {
+    const int64_t num_panels = layer.head_dim / kPanelOutputs;
+    const Share own = {panels.begin / num_panels, panels.end / num_panels};
+    place_heads(layer, attention[index], {0, num_tokens}, own, ahead,
+                lines_for_each(num_tokens * (own.end - own.begin)));
+  } else {
+    me.meet();
+    const int64_t num_heads = layer.num_heads();
+    const Share all = me.share(num_tokens * num_heads);
+    const int64_t lines_per_head = lines_for_each(all.end - all.begin);
+    for (int64_t i = all.begin; i < all.end; ++i)
+      place_heads(layer, attention[index], {i / num_heads, i / num_heads + 1},
+                  {i % num_heads, i % num_heads + 1}, ahead, lines_per_head);
   }
+}
+
+// Norms and rotation of q and k heads in place, k and v into their pages. The first keys that will
+// be needed are asked for meanwhile.
+void Pass::place_heads(const Layer& layer, const Attention& a, Share tokens, Share own,
+                       ReadAhead& ahead, int64_t lines_per_head) {
+  const int64_t num_heads = layer.num_heads(), first_v = layer.num_q + layer.num_kv;
+  for (int64_t n = tokens.begin; n < tokens.end; ++n)
+    for (int64_t head = own.begin; head < own.end; ++head) {
+      ask(ahead, lines_per_head);
+      char* const row = heads.at(n) + head * layer.head_dim * size;
+      if (head < first_v) {
+        const Norm& norm = head < layer.num_q ? layer.norm_q : layer.norm_k;
+        if (norm.weight != nullptr)
+          k.rms_norm(type, row, norm.weight, row, layer.head_dim, norm.eps);
+        k.rotate(type, row, table_type, cos.at(layout.positions[n]), sin.at(layout.positions[n]),
+                 rotary_dim);
+      }
+      if (head == num_heads - 1) end_row(seen.at(n), layer.num_q * layer.head_dim);
+      if (head >= first_v)
+        write_row(row, const_cast<char*>(a.v_pages), a.v_strides, a.page_size, layout.slots[n],
+                  head - first_v, layer.head_dim, size);
+      else if (head >= layer.num_q)
+        write_row(row, const_cast<char*>(a.k_pages), a.k_strides, a.page_size, layout.slots[n],
+                  head - layer.num_q, layer.head_dim, size);
+    }
 }
 
 void Pass::attend(size_t index, const Worker& me, ReadAhead& ahead) {
@@ -290,17 +423,31 @@ void Pass::attend(size_t index, const Worker& me, ReadAhead& ahead) {
   }
 }
 
-void Pass::gate(const Layer& layer, const Worker& me) {
-  const int64_t values = layer.gate_up.num_outputs / 2;
-  const int64_t num_slices = ceil_div(values, kGateSlice);
+// The first product of the MLP, and silu(gate) * up of it. Whole panels of gates are multiplied by
+// who has their products.
+void Pass::make_gates(const Layer& layer, const Inputs& from, const Worker& me) {
+  const auto [gates, ups] = shares_of_gates(layer, me);
+  for (const Share& panels : {gates, ups})
+    multiply(layer.gate_up, from, gate_up.data, gate_up.stride, panels, me);
+  if (layer.has_whole_gates) {
+    for (int64_t n = 0; n < num_tokens && gates.begin < gates.end; ++n)
+      gate(layer, n, gates.begin * kPanelOutputs, gates.end * kPanelOutputs);
+    return;
+  }
+  me.meet();
+  const int64_t num_slices = ceil_div(layer.num_gates(), kGateSlice);
   const Share share = me.share(num_tokens * num_slices);
   for (int64_t i = share.begin; i < share.end; ++i) {
-    const int64_t n = i / num_slices, begin = i % num_slices * kGateSlice;
-    const char* const row = gate_up.at(n) + begin * size;
-    k.silu_mul(type, row, row + values * size, gated.at(n) + begin * size,
-               std::min(kGateSlice, values - begin));
-    if (begin + kGateSlice >= values) end_row(gated.at(n), values);
+    const int64_t begin = i % num_slices * kGateSlice;
+    gate(layer, i / num_slices, begin, std::min(begin + kGateSlice, layer.num_gates()));
   }
+}
+
+void Pass::gate(const Layer& layer, int64_t token, int64_t begin, int64_t end) {
+  const int64_t values = layer.num_gates();
+  const char* const row = gate_up.at(token) + begin * size;
+  k.silu_mul(type, row, row + values * size, gated.at(token) + begin * size, end - begin);
+  if (end == values) end_row(gated.at(token), values);
 }
 
 }  // namespace
@@ -315,7 +462,8 @@ struct Stack : torch::CustomClassHolder {
   // key/value heads, window or 0.
   Stack(std::vector<Optional> norms, std::vector<double> eps, const c10::List<Optional>& linears,
         std::vector<int64_t> outputs, std::vector<int64_t> sizes, std::vector<double> scales,
-        Optional final_norm, double final_eps)
+        Optional final_norm, double final_eps, const c10::List<Optional>& head,
+        int64_t head_outputs)
       : tensors_(std::move(norms)) {
     const size_t count = scales.size();
     TORCH_CHECK(count > 0 && tensors_.size() == 4 * count && eps.size() == 4 * count &&
@@ -346,9 +494,14 @@ struct Stack : torch::CustomClassHolder {
       if (has(1)) layer.heads.push_back(part(1, width_));
       layer.out = part(2, layer.num_q * layer.head_dim);
       layer.gate_up = part(3, width_);
-      layer.down = part(4, layer.gate_up.num_outputs / 2);
+      layer.down = part(4, layer.num_gates());
       int64_t num_outputs = 0;
-      for (const Product& p : layer.heads) num_outputs += p.num_outputs;
+      layer.has_whole_heads = layer.head_dim % kPanelOutputs == 0;
+      for (const Product& p : layer.heads) {
+        num_outputs += p.num_outputs;
+        layer.has_whole_heads &= p.num_outputs % layer.head_dim == 0;
+      }
+      layer.has_whole_gates = layer.num_gates() % kPanelOutputs == 0;
       TORCH_CHECK(num_outputs == layer.num_heads() * layer.head_dim &&
                       layer.out.num_outputs == width_ && layer.down.num_outputs == width_ &&
                       layer.gate_up.num_outputs % 2 == 0,
@@ -358,22 +511,30 @@ struct Stack : torch::CustomClassHolder {
     final_norm_ = norm(final_norm, final_eps, width_);
     tensors_.push_back(std::move(final_norm));
     for (const Optional& tensor : linears) tensors_.push_back(tensor);
+    if (!head.empty()) head_ = product_of(head, 0, width_, head_outputs, dtype_);
+    for (const Optional& tensor : head) tensors_.push_back(tensor);
   }
 
-  // Hidden states after the final norm [N, D], and the tapped ones side by side [N, taps * D].
+  // Hidden states after the final norm [N, D], the tapped ones side by side [N, taps * D], and
+  // logits [N, V] if they are wanted, else [N, 0].
   // `cos`, `sin`: rows by position. Keys and values of the tokens are written into the pages.
-  std::tuple<Tensor, Tensor> forward(const Tensor& x, const Tensor& cos, const Tensor& sin,
+  std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& x, const Tensor& cos, const Tensor& sin,
                                      std::vector<Tensor> k_pages, std::vector<Tensor> v_pages,
                                      const Tensor& block_tables, const Tensor& query_starts,
                                      const Tensor& visible, const Tensor& positions,
-                                     const Tensor& slots, std::vector<int64_t> taps) {
+                                     const Tensor& slots, std::vector<int64_t> taps,
+                                     bool has_logits) {
+    TORCH_CHECK(!has_logits || head_.has_value(), "a stack without a head has no logits");
     TORCH_CHECK(x.dim() == 2 && x.size(1) == width_ && x.scalar_type() == dtype_,
                 "expected rows of ", width_, " values of ", dtype_, ", got ", x.sizes(), " of ",
                 x.scalar_type());
     const int64_t num_tokens = x.size(0), num_taps = static_cast<int64_t>(taps.size());
-    const Tensor out = x.clone(at::MemoryFormat::Contiguous);
+    const Tensor rows = x.clone(at::MemoryFormat::Contiguous);
+    const Tensor hidden = final_norm_.weight == nullptr ? rows : at::empty_like(rows);
+    const Tensor logits =
+        at::empty({num_tokens, has_logits ? head_->num_outputs : 0}, x.options());
     const Tensor tapped = at::empty({num_tokens, num_taps * width_}, x.options());
-    if (num_tokens == 0) return {out, tapped};
+    if (num_tokens == 0) return {hidden, tapped, logits};
     const Layout layout =
         Layout::of(block_tables, query_starts, visible, positions, slots, num_tokens);
     check_tables(cos, sin, layout);
@@ -386,7 +547,10 @@ struct Stack : torch::CustomClassHolder {
     pass.num_tokens = num_tokens;
     pass.width = width_;
     pass.final_norm = final_norm_;
-    pass.x = {mutable_bytes(out), width_ * pass.size};
+    pass.head = has_logits ? &*head_ : nullptr;
+    pass.x = {mutable_bytes(rows), width_ * pass.size};
+    pass.hidden = {mutable_bytes(hidden), width_ * pass.size};
+    pass.logits = {mutable_bytes(logits), logits.size(1) * pass.size};
     pass.tapped = {mutable_bytes(tapped), num_taps * width_ * pass.size};
     pass.table_type = type_of(cos);
     pass.rotary_dim = cos.size(1);
@@ -394,7 +558,7 @@ struct Stack : torch::CustomClassHolder {
     pass.cos = {const_cast<char*>(bytes(cos)), table_stride};
     pass.sin = {const_cast<char*>(bytes(sin)), table_stride};
     run(pass, k_pages, v_pages);
-    return {out, tapped};
+    return {hidden, tapped, logits};
   }
 
  private:
@@ -482,7 +646,7 @@ struct Stack : torch::CustomClassHolder {
     for (const Layer& layer : layers_) {
       heads = std::max(heads, layer.num_heads() * layer.head_dim);
       seen = std::max(seen, layer.num_q * layer.head_dim);
-      gates = std::max(gates, layer.gate_up.num_outputs / 2);
+      gates = std::max(gates, layer.num_gates());
     }
     most_values = std::max({most_values, seen, gates});
     const int64_t num_threads = at::get_num_threads();
@@ -507,16 +671,41 @@ struct Stack : torch::CustomClassHolder {
       a.out_strides[0] = pass.seen.stride / pass.size;
       a.q_strides[1] = a.out_strides[1] = a.head_dim;
     }
-    run_team([&](int64_t number, int64_t count, Team& team) { pass.run({number, count, team}); });
+    readings_.resize(static_cast<size_t>(num_threads));
+    run_team([&](int64_t number, int64_t count, Team& team) {
+      WeightStream stream = {};
+      const Worker me = {number, count, team, stream};
+      if (n <= kStreamedTokens) stream = stream_of(pass, me);
+      pass.run(me);
+    });
+  }
+
+  WeightStream stream_of(const Pass& pass, const Worker& me) {
+    Reading& reading = readings_[static_cast<size_t>(me.number)];
+    if (reading.num_threads != me.count) {
+      reading = {me.count, {}, 0};
+      read_layers(layers_, width_, pass.size, me, reading);
+      reading.num_of_layers = static_cast<int64_t>(reading.stretches.size());
+      if (head_) {
+        if (final_norm_.weight != nullptr) reading.add(final_norm_.weight, width_ * pass.size);
+        reading.add(*head_, me.share(head_->num_panels()));
+      }
+    }
+    const Stretch* const first = reading.stretches.data();
+    const int64_t count = pass.head != nullptr ? static_cast<int64_t>(reading.stretches.size())
+                                               : reading.num_of_layers;
+    return {first, first + count, first->begin, 0, kLinesAhead};
   }
 
   std::vector<Optional> tensors_;  // keeps the weights alive
   std::vector<Layer> layers_;
   Norm final_norm_;
+  std::optional<Product> head_;
   int64_t width_;
   at::ScalarType dtype_;
   std::mutex mutex_;
   std::vector<std::pair<const Layer*, std::unique_ptr<AttentionWork>>> works_;
+  std::vector<Reading> readings_;  // of each thread
   Scratch inputs_, scales_, heads_, seen_, gate_up_, gated_, gain_, memory_;
 };
 
@@ -524,7 +713,8 @@ TORCH_LIBRARY_FRAGMENT(dspark, m) {
   m.class_<Stack>("Stack")
       .def(torch::init<std::vector<std::optional<Tensor>>, std::vector<double>,
                        c10::List<std::optional<Tensor>>, std::vector<int64_t>,
-                       std::vector<int64_t>, std::vector<double>, std::optional<Tensor>, double>())
+                       std::vector<int64_t>, std::vector<double>, std::optional<Tensor>, double,
+                       c10::List<std::optional<Tensor>>, int64_t>())
       .def("forward", &Stack::forward);
 }
 

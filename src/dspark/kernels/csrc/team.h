@@ -9,11 +9,14 @@
 
 #include <atomic>
 #include <thread>
+#include <vector>
 
 namespace dspark {
 
 class Team {
  public:
+  explicit Team(int64_t size) : phases_(static_cast<size_t>(size)) {}
+
   // Called by each of `size` workers; returns when all have called. What one wrote before, all
   // read afterwards.
   void wait(int64_t size) {
@@ -23,13 +26,34 @@ class Team {
       phase_.store(phase + 1, std::memory_order_release);
       return;
     }
-    constexpr int64_t kSpins = 1 << 14;  // then another program probably has the processor
     for (int64_t i = 0; phase_.load(std::memory_order_acquire) == phase; ++i)
       if (i < kSpins) _mm_pause();
       else std::this_thread::yield();
   }
 
+  // The same for callers that know their number; each of them always uses this or always that.
+  // A word of its own tells the others of each worker: one journey of a line of memory, not three.
+  // `meanwhile` is called again and again.
+  template <class F>
+  void meet(int64_t number, int64_t size, const F& meanwhile) {
+    std::atomic<int64_t>& own = phases_[static_cast<size_t>(number)].value;
+    const int64_t phase = own.load(std::memory_order_relaxed) + 1;
+    own.store(phase, std::memory_order_release);
+    int64_t spins = 0;
+    for (int64_t i = 0; i < size; ++i)
+      while (phases_[static_cast<size_t>(i)].value.load(std::memory_order_acquire) < phase)
+        if (spins++ < kSpins) meanwhile();
+        else std::this_thread::yield();
+  }
+
  private:
+  static constexpr int64_t kSpins = 1 << 14;  // then another program probably has the processor
+
+  struct alignas(64) Phase {
+    std::atomic<int64_t> value{0};
+  };
+
+  std::vector<Phase> phases_;
   alignas(64) std::atomic<int64_t> arrived_{0};
   alignas(64) std::atomic<int64_t> phase_{0};
 };
@@ -37,7 +61,7 @@ class Team {
 // work(worker, num_workers, team) on each thread of PyTorch's; it must not throw.
 template <class F>
 void run_team(const F& work) {
-  Team team;
+  Team team(at::get_num_threads());
   if (at::in_parallel_region() || at::get_num_threads() == 1) {
     work(int64_t{0}, int64_t{1}, team);
     return;
