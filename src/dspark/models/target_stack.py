@@ -32,7 +32,7 @@ class TargetStack:
     def of(
         cls, base: nn.Module, layers: Sequence[nn.Module], head: nn.Module
     ) -> "TargetStack | None":
-        """The stack of a model whose parts all fit, else `None`. The head may not fit: `has_head`."""
+        """The stack of a model whose parts all fit, else `None`. A head may be left out."""
         fused = [getattr(layer, "fused", None) for layer in layers]
         norm = fused_norm(getattr(base, "norm", None))
         rotary = getattr(base, "rotary_emb", None)
