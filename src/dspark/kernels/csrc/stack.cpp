@@ -26,9 +26,10 @@ namespace {
 // Up to so many tokens, every thread normalises and quantises the rows for itself: that takes
 // less time than to share the work and to wait for the others.
 constexpr int64_t kPrivateTokens = 2;
-// Up to so many, the weights are asked for ahead of their use; more take longer to multiply than
-// memory takes to answer.
-constexpr int64_t kStreamedTokens = 32;
+// Of so many, the weights are asked for ahead of their use. Fewer leave the processor's own
+// prefetching time enough (measured: one token 3 % faster without, eight 7 % slower); more take
+// longer to multiply than memory takes to answer.
+constexpr int64_t kLeastStreamedTokens = 4, kMostStreamedTokens = 32;
 constexpr int64_t kFirstLines = 256;  // that are asked for before anything is computed
 // Lines that a thread may ask for before it reads them. Measured: from 256 KiB on, memory answers
 // a tenth fewer, although the second-level cache has 2 MiB.
@@ -185,6 +186,9 @@ struct Pass {
   float* attention_memory = nullptr;
 
   bool is_private() const { return num_tokens <= kPrivateTokens; }
+  bool is_streamed() const {
+    return num_tokens >= kLeastStreamedTokens && num_tokens <= kMostStreamedTokens;
+  }
 
   void run(const Worker& me);
   void run_layer(size_t index, const Worker& me);
@@ -331,7 +335,7 @@ void Pass::multiply(const Product& product, const Inputs& from, char* out, int64
   task.token_scales = from.scales;
   task.out = out;
   task.out_stride = out_stride / size;
-  if (num_tokens <= kStreamedTokens) task.stream = &me.stream;
+  if (is_streamed()) task.stream = &me.stream;
   each_side(product, panels, [&](const void* data, int64_t bytes) {
     me.stream.ahead -= num_lines(data, bytes);
   });
@@ -675,7 +679,7 @@ struct Stack : torch::CustomClassHolder {
     run_team([&](int64_t number, int64_t count, Team& team) {
       WeightStream stream = {};
       const Worker me = {number, count, team, stream};
-      if (n <= kStreamedTokens) stream = stream_of(pass, me);
+      if (pass.is_streamed()) stream = stream_of(pass, me);
       pass.run(me);
     });
   }
