@@ -178,6 +178,20 @@ def require_drafter(llm: LLM) -> None:
         )
 
 
+def drafter_folder(target: str | None, drafter: str | None) -> Path:
+    """The directory that `--drafter` means. Raises `ModelError` where that is none."""
+    if drafter is None or drafter == "auto":
+        path = shipped_drafter(DEFAULT_TARGET if target is None else target)
+    else:
+        path = Path(drafter)
+    if path is None or not path.is_dir():
+        raise ModelError(
+            f"drafter is {drafter or 'auto'!r}, which is no directory of a drafter here; give one "
+            "with --drafter."
+        )
+    return path
+
+
 def prompt_of(llm: LLM, text: str, *, system: str | None, is_raw: bool) -> list[int]:
     """Ids of a prompt: a chat where the target has a template, the bare text where it has none.
 

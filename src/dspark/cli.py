@@ -146,6 +146,7 @@ _STATES_PANEL = "Hidden states and processes"
 _LOSS_PANEL = "Loss and optimiser"
 _PLAN_PANEL = "Planning"
 _EVALUATION = "benchmarks.evaluation.EvaluationConfig"
+_CALIBRATION = "benchmarks.calibration.CalibrationConfig"
 _LOAD = "benchmarks.load.config.LoadConfig"
 _SIMULATION = "benchmarks.simulation.simulate.SimulationConfig"
 
@@ -984,6 +985,143 @@ def simulate(
 
 
 @app.command()
+def calibrate(
+    data: Annotated[
+        list[str],
+        typer.Argument(help="Prompts that were not trained on: files or data sets, as in prepare."),
+    ],
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
+    temperature: Annotated[
+        list[float] | None, option(_CALIBRATION, "temperatures", "--temperature")
+    ] = None,
+    max_new_tokens: Annotated[int | None, option(_CALIBRATION, "max_new_tokens")] = None,
+    seed: Annotated[int | None, option(_CALIBRATION, "seed")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Prompts of each task, from its top.", show_default="all")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Answers decoded together.")] = 8,
+    plots: Annotated[
+        Path | None, typer.Option(help="Directory for PNG pictures after Figure 6.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report, and leave the drafter's directory alone.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Fit a drafter's confidences to what is accepted; writes calibration.json beside it.
+
+    Each half of the prompts is judged by the fit of the other half; the fit of all is kept.
+
+    Example: dspark calibrate gsm8k.jsonl mt-bench.jsonl --limit 30
+    """
+    from dspark import artifacts, assembly
+    from dspark.benchmarks.calibration import CalibrationConfig
+    from dspark.benchmarks.calibration import calibrate as run
+    from dspark.benchmarks.plots import require_matplotlib, save_calibration
+    from dspark.benchmarks.report import print_calibration
+
+    config = CalibrationConfig(
+        **given(temperatures=temperature or None, max_new_tokens=max_new_tokens, seed=seed)
+    )
+    if plots is not None:
+        require_matplotlib()
+    folder = assembly.drafter_folder(target, drafter)
+    recorded = assembly.recorded_mode(target, [str(folder)], thinking=None, system=None)
+    tasks = assembly.read_tasks(data, limit=limit, system=recorded.system)
+    console = Console(stderr=True)
+    with console.status("loading the model"):
+        llm = assembly.load_llm(
+            target=target,
+            drafter=str(folder),
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+            max_requests=concurrency,
+            thinking=recorded.thinking,
+            policy="fixed",
+        )
+    with _progress(console) as progress:
+        report = run(
+            llm,
+            [chat for chats in tasks.values() for chat in chats],
+            config=config,
+            on_prompt=_Bars(progress).update,
+        )
+    print_calibration(console if as_json else Console(), report)
+    if not dry_run:
+        path = artifacts.store_calibration(report.calibration, folder)
+        console.print(f"wrote {path}", style="dim", highlight=False)
+    if plots is not None:
+        for path in save_calibration(report, plots):
+            console.print(f"wrote {path}", style="dim", highlight=False)
+    if as_json:
+        _print_json(report.to_json())
+
+
+@app.command()
+def profile(
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
+    requests: Annotated[int, typer.Option(help="Requests of the largest step.")] = 16,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the table, besides the cache.", show_default="none"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what steps cost on this machine; --policy auto finds the table from then on.
+
+    It is done by itself when auto is used first. Exit code 1 says that the table is of no use,
+    and why.
+    """
+    from dspark import artifacts, assembly
+    from dspark.algorithms.cost_faults import find_fault
+    from dspark.benchmarks.report import print_step_cost
+
+    console = Console(stderr=True)
+    with console.status("loading the models"):
+        llm = assembly.load_llm(
+            target=target,
+            drafter=drafter,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+            max_requests=requests,
+        )
+    assembly.require_drafter(llm)
+    with _progress(console) as progress:
+        update = partial(_Bars(progress).update, "numbers of requests")
+        cost = llm.step_cost(is_new=True, on_size=update)
+    print_step_cost(console if as_json else Console(), cost)
+    paths = [artifacts.step_cost_path(cost.fingerprint)]
+    if out is not None:
+        paths.append(artifacts.store_step_cost(cost, out))
+    for path in paths:
+        console.print(f"wrote {path}", style="dim", highlight=False)
+    if as_json:
+        _print_json(cost.to_json())
+    fault = find_fault(cost)
+    if fault is not None:
+        console.print(f"The table is of no use: {fault.reason}", highlight=False)
+        raise typer.Exit(1)
+
+
+@app.command()
 def split(
     folder: Annotated[Path, typer.Argument(help="Directory of a drafter.")],
     megabytes: Annotated[float, typer.Option(help="Of each file of weights, at most.")] = 16.0,
@@ -1000,6 +1138,7 @@ def single(
     peers: Peers = _ALL_PEERS,
     target: Target = None,
     drafter: Drafter = None,
+    policy: Policy = None,
     arithmetic: Arithmetic = "bf16,int8",
     prompts: PromptFileOption = None,
     peer_python: PeerPython = [],  # noqa: B006 (typer copies it)
@@ -1024,6 +1163,7 @@ def single(
     entry = comparison.race_entry(
         target=target,
         drafter=drafter,
+        policy=policy,
         arithmetics=_names(arithmetic),
         peers=_names(peers),
         pythons=peer_python,
@@ -1053,6 +1193,7 @@ def throughput(
     peers: Peers = "llama-cpp,openvino,vllm",
     target: Target = None,
     drafter: Drafter = None,
+    policy: Policy = None,
     arithmetic: Arithmetic = "bf16,int8",
     prompts: PromptFileOption = None,
     peer_python: PeerPython = [],  # noqa: B006 (typer copies it)
@@ -1074,6 +1215,7 @@ def throughput(
     entry = comparison.race_entry(
         target=target,
         drafter=drafter,
+        policy=policy,
         arithmetics=_names(arithmetic),
         peers=_names(peers),
         pythons=peer_python,
@@ -1101,6 +1243,9 @@ def exact(
     data: Annotated[list[Path], typer.Argument(help="Prompt files (JSON lines).")],
     target: Target = None,
     drafter: Drafter = None,
+    policy: Annotated[
+        str, typer.Option(help="How much is verified, as in `dspark generate`.")
+    ] = "fixed",
     arithmetic: Arithmetic = "bf16,int8",
     eager: Eager = False,
     threads: Threads = None,
@@ -1152,7 +1297,7 @@ def exact(
             is_compiled=not eager,
             threads=threads,
             max_requests=16,
-            policy="fixed",
+            policy=policy,
         ):
             assembly.require_drafter(llm)
             bars = _Bars(progress)

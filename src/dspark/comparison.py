@@ -36,12 +36,13 @@ def race_entry(
     pythons: Sequence[str],
     prompts: Path | None,
     num_prompts: int,
+    policy: str | None = None,
 ) -> RaceEntry:
     """What the options of the comparing commands mean; `pythons` are texts like "vllm=/a/python".
 
     Prompts go through the target's chat template once and reach every engine as ids.
     """
-    ours = Ours(**given(target=target, drafter=drafter, arithmetics=arithmetics))
+    ours = Ours(**given(target=target, drafter=drafter, arithmetics=arithmetics, policy=policy))
     engines = [*our_engines(ours), *chosen_peers(peers)]
     given_pythons = dict(_python_of(text) for text in pythons)
     tokenizer = Tokenizer.load(resolve_source(ours.target))

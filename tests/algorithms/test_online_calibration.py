@@ -9,9 +9,9 @@ from dspark.algorithms.calibration_metrics import calibration_by_position, mean_
 from dspark.algorithms.margin import margins, uninformed
 from dspark.algorithms.online_calibration import (
     Window,
-    explores,
     find_drift,
     fit_logistic,
+    next_explored,
     refit,
 )
 from dspark.errors import InputError
@@ -21,12 +21,21 @@ K = 5
 SHARE = 0.05
 
 
+def explored_of(seed: int, num_rounds: int, share: float) -> np.ndarray:
+    """Which of a request's rounds are explored."""
+    explored_N, at = np.zeros(num_rounds, dtype=bool), next_explored(seed, 0, share)
+    while at < num_rounds:
+        explored_N[at] = True
+        at = next_explored(seed, at + 1, share)
+    return explored_N
+
+
 def serve(
     chance, scaling: Scaling, *, num_rounds: int, seed: int, window: Window, refit_every: int = 500
 ) -> tuple[Scaling, Window, dict[str, np.ndarray]]:
     """Rounds verified while the calibrated survival is above 0.35, or in full to explore."""
     logits_NK, all_accepted_N = draw(chance, num_rounds=num_rounds, block_size=K, seed=seed)
-    explored_N = explores([seed] * num_rounds, range(num_rounds), window.share)
+    explored_N = explored_of(seed, num_rounds, window.share)
     verified_N = np.zeros(num_rounds, dtype=np.int64)
     for start in range(0, num_rounds, refit_every):
         part = slice(start, start + refit_every)
@@ -174,10 +183,12 @@ def test_a_drafter_without_a_head_learns_from_the_margins_of_its_distributions()
 
 
 def test_exploration_is_rare_and_a_function_of_seed_and_round():
-    drawn = explores([5] * 20_000, range(20_000), 0.04)
+    drawn = explored_of(5, 20_000, 0.04)
     assert drawn.mean() == pytest.approx(0.04, abs=0.006)
-    assert explores([5] * 50, range(50), 0.04).tolist() == drawn[:50].tolist()
-    assert explores([6] * 20_000, range(20_000), 0.04).tolist() != drawn.tolist()
+    follows = drawn[1:][drawn[:-1]].mean()  # a round behind an explored one is like any other
+    assert follows == pytest.approx(0.04, abs=0.025)
+    assert explored_of(5, 50, 0.04).tolist() == drawn[:50].tolist()
+    assert explored_of(6, 20_000, 0.04).tolist() != drawn.tolist()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, -0.1])

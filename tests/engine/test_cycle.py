@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 import torch
 
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
+from dspark.algorithms.policies import Adaptive, Search
 from dspark.core import Coupling, DraftBlock, FinishReason, Origin, Request, SamplingParams
+from dspark.engine.adaptive_planner import AdaptivePlanner
 from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.engine.draft_pass import DraftPass
 from dspark.engine.kv_cache import KVCache
@@ -18,6 +21,7 @@ from dspark.errors import InputError, NumericsError
 from dspark.kernels.rounds import RoundTable
 from dspark.models.drafter import Drafter
 from dspark.models.target import Target
+from tests.algorithms.toy_costs import linear_cost
 from tests.toys import EOS_ID, VOCAB_SIZE, toy_drafter, toy_target
 
 PROMPTS = ([1, 5, 7, 9], [1, 3] * 20, [1, 8, 9, 10, 11], [1, 44, 45, 20, 21, 22, 30])
@@ -583,3 +587,63 @@ def test_the_distribution_of_three_tokens_is_the_targets(
     )
     assert freedom > 30
     assert p_value > 1e-4
+
+
+def adaptive_cycle(
+    target: Target, drafter: Drafter, *, search: Search | None = None, **changes: Any
+) -> Cycle:
+    """A cycle whose planner draws its own conclusions, on a clock of its own."""
+    block_size = drafter.config.block_size
+    cost = replace(linear_cost(base=2e-3, draft_base=1e-3), block_size=block_size)
+    planner = AdaptivePlanner(Adaptive(search=search), block_size=block_size, cost=cost)
+    values = {"num_positions": 2048, "page_size": 4, "max_requests": 4, "is_checked": True}
+    return Cycle(
+        target,
+        drafter=drafter,
+        config=CycleConfig(**{**values, **changes}),
+        planner=planner,
+        clock=count(0.0, 1e-3).__next__,
+    )
+
+
+@pytest.mark.parametrize("search", [None, *Search])
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}])
+def test_text_is_that_of_plain_decoding_whatever_the_planner_does(
+    target: Target, drafter: Drafter, search: Search | None, options: dict[str, Any]
+) -> None:
+    """UC-016: requests of different lengths that come and go; drafting on, off, and in part."""
+    each = [SamplingParams(max_tokens=10 + 9 * i, ignore_eos=True, **options) for i in range(4)] * 2
+    prompts = [*PROMPTS] * 2
+    expected = run(make_cycle(target, None), prompts, each)
+    cycle = adaptive_cycle(target, drafter, search=search)
+    assert run(cycle, prompts, each) == expected
+    records = list(cycle.planner.records)
+    assert len({record.budget for record in records}) > 2
+    assert sum(record.num_drafting == 0 for record in records) > 0
+    assert all(record.seconds is not None for record in records)
+
+
+def test_a_planner_is_told_what_its_plan_brought(target: Target, drafter: Drafter) -> None:
+    cycle = adaptive_cycle(target, drafter)
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    cycle.submit(Request(id="0", prompt_ids=PROMPTS[0], params=params))
+    rounds = []
+    while cycle.has_work:
+        rounds.extend(cycle.step().rounds)
+    records = list(cycle.planner.records)
+    assert [record.budget for record in records] == [item.num_planned for item in rounds[1:]]
+    assert [sum(record.accepted) for record in records] == [i.num_accepted for i in rounds[1:]]
+
+
+def test_a_cap_of_a_request_binds_the_planner_too(target: Target, drafter: Drafter) -> None:
+    cycle = adaptive_cycle(target, drafter)
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, max_draft=cap)
+        for cap in (0, 1, 2, None)
+    ]
+    for index, (prompt, options) in enumerate(zip(PROMPTS, params, strict=True)):
+        cycle.submit(Request(id=str(index), prompt_ids=prompt, params=options))
+    while cycle.has_work:
+        for item in cycle.step().rounds:
+            cap = params[int(item.request_id)].max_draft
+            assert cap is None or item.num_planned <= cap

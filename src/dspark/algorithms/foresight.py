@@ -59,8 +59,8 @@ def _tokens(
         falling_SJ = survival_SRK[:, 0, : caps_R[0]]
     else:
         kept_SRK = survival_SRK * (np.arange(block_size) < caps_R[:, None])
-        falling_SJ = -np.sort(-kept_SRK.reshape(num_scenarios, -1), axis=1)
-        falling_SJ = falling_SJ[:, : int(caps_R.sum())]
+        rising_SJ = np.sort(kept_SRK.reshape(num_scenarios, -1), axis=1)
+        falling_SJ = rising_SJ[:, ::-1][:, : int(caps_R.sum())]
     tokens_SB = np.empty((num_scenarios, falling_SJ.shape[1] + 1), dtype=np.float32)
     tokens_SB[:, 0] = num_certain
     np.cumsum(falling_SJ, axis=1, out=tokens_SB[:, 1:])

@@ -22,10 +22,8 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from dspark.algorithms.calibration import Logits, Scaling
-from dspark.algorithms.noise import Stream, row_keys, uniform
 from dspark.algorithms.ranking import Floats, Ints
 from dspark.errors import InputError
 
@@ -113,17 +111,15 @@ class PositionDrift:
     is_drift: bool
 
 
-def explores(seeds: Sequence[int], rounds: Sequence[int], share: float) -> npt.NDArray[np.bool_]:
-    """Which requests' rounds are verified in full: a function of (seed, round) alone, [R].
+def next_explored(seed: int, start: int, share: float) -> int:
+    """The next round of a request, `start` or later, that is verified in full.
 
-    Nothing of the block takes part in the draw, so that exploration is exact under any coupling.
+    A function of (seed, start) alone: nothing of any block takes part in the draw, so that
+    exploration is exact under any coupling. The gap is geometric: drawn anew behind each explored
+    round, every round is explored with chance `share`, whatever happened in the others.
     """
-    seed_R = torch.tensor(list(seeds), dtype=torch.int64)
-    round_R = torch.tensor(list(rounds), dtype=torch.int64)
-    drawn_R: npt.NDArray[np.bool_] = (
-        uniform(row_keys(seed_R, round_R, Stream.EXPLORE)) < share
-    ).numpy()
-    return drawn_R
+    drawn = (_mixed(_mixed(seed) + start) + 1) / 2**64
+    return start + int(math.log(drawn) / math.log1p(-share))
 
 
 def refit(window: Window, base: Scaling, *, half_life: float = math.inf) -> Scaling:
@@ -148,6 +144,17 @@ def refit(window: Window, base: Scaling, *, half_life: float = math.inf) -> Scal
         for o, (s, b) in zip(observations, start, strict=True)
     ]
     return Scaling(scales=tuple(s for s, _ in found), biases=tuple(b for _, b in found))
+
+
+def log_likelihood(window: Window, scaling: Scaling) -> float:
+    """Of what the window's rounds showed, by the chances that the scaling gives."""
+    total = 0.0
+    for slot in range(scaling.block_size):
+        seen = _Observations.of(window, slot, math.inf)
+        chance_N = _sigmoid(scaling.scales[slot] * seen.logits_N + scaling.biases[slot])
+        chance_N = np.clip(chance_N, 1e-6, 1.0 - 1e-6)
+        total += float(np.log(np.where(seen.is_accepted_N, chance_N, 1.0 - chance_N)).sum())
+    return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +229,14 @@ def fit_logistic(
         return float(found[0]), float(found[1])
     share = float((weights_N * is_accepted_N).sum() + 1.0) / float(weights_N.sum() + 2.0)
     return 0.0, math.log(share / (1.0 - share))
+
+
+def _mixed(value: int) -> int:
+    """SplitMix64: every bit of the result depends on every bit of the value."""
+    value = (value + 0x9E3779B97F4A7C15) % 2**64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
+    return value ^ (value >> 31)
 
 
 def _is_observed(window: Window, slot: int) -> npt.NDArray[np.bool_]:

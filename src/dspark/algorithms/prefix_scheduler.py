@@ -42,6 +42,11 @@ class Prices:
     plain_seconds: float | None
     """Seconds of the step without drafting; `None` if the block is drafted already."""
 
+    @property
+    def without_plain(self) -> "Prices":
+        """The same once the block is drafted."""
+        return Prices(seconds_B=self.seconds_B, num_certain=self.num_certain, plain_seconds=None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:

@@ -18,6 +18,8 @@ Keys = npt.NDArray[np.uint64]
 _LAST_KEY = np.uint64(2**64 - 1)
 _REQUEST_BITS = 24
 _MAX_BLOCK = 2**8
+_SLOTS = np.arange(_MAX_BLOCK)
+_NO_REQUEST = np.zeros(_MAX_BLOCK, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ def rank(survival_RK: Survivals, caps_R: Ints, least_R: Ints | None = None) -> R
     """
     num_requests, block_size = survival_RK.shape
     assert block_size <= _MAX_BLOCK, "the sort key has 8 bits for the position"
+    if num_requests == 1:
+        return _in_order(survival_RK[0], int(caps_R[0]), 0 if least_R is None else int(least_R[0]))
     survival_RK = np.ascontiguousarray(survival_RK, dtype=np.float32)
     slot_K = np.arange(block_size)
     is_candidate_RK = (survival_RK > 0.0) & (slot_K < caps_R[:, None])
@@ -78,6 +82,20 @@ def rank(survival_RK: Survivals, caps_R: Ints, least_R: Ints | None = None) -> R
         request_J=request_J,
         slot_J=slot_J,
         num_requests=num_requests,
+        num_least=num_least,
+    )
+
+
+def _in_order(survival_K: Survivals, cap: int, least: int) -> Ranking:
+    """The ranking of one request alone: its positions as they stand."""
+    num_least = min(least, cap, len(survival_K))
+    num_alive = int(np.count_nonzero(survival_K[:cap] > 0.0))
+    count = max(num_least, num_alive)
+    return Ranking(
+        survival_J=survival_K[:count].astype(np.float64),
+        request_J=_NO_REQUEST[:count],
+        slot_J=_SLOTS[:count],
+        num_requests=1,
         num_least=num_least,
     )
 

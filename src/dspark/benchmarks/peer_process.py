@@ -50,11 +50,15 @@ def _dspark(settings: Mapping[str, Any]) -> Generate:
         dtype=settings["dtype"],
         quantization=settings["quantization"],
         compile=settings["compile"],
+        policy=settings["policy"],
         config=CycleConfig(
             max_requests=settings["max_requests"],
             num_positions=settings["max_requests"] * settings["max_positions"],
         ),
     )
+
+    if llm.drafter is not None:
+        llm.cycle(speculation=True)  # step costs are measured before anything is timed
 
     def generate(prompts: Sequence[Sequence[int]], num_tokens: int) -> Sequence[Sequence[int]]:
         params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)

@@ -40,6 +40,8 @@ class Ours:
     """Directory, auto for the shipped one, none for plain decoding alone."""
     arithmetics: Sequence[str] = ("bf16", "int8")
     """Any of bf16, fp32 and int8."""
+    policy: str = "auto"
+    """How many drafted tokens are verified; see `algorithms.policies`."""
     compile: bool = True
     """Compile layers that do not fit the fused one: a slower start, a quicker step."""
 
@@ -149,10 +151,15 @@ def _ours(ours: Ours, name: str, arithmetic: Arithmetic) -> Engine:
     return Engine(
         name=f"{name}-{arithmetic.name}",
         family="dspark",
-        config={"arithmetic": arithmetic.name, "drafter": drafter},
+        config={
+            "arithmetic": arithmetic.name,
+            "drafter": drafter,
+            **({} if drafter == "none" else {"policy": ours.policy}),
+        },
         weights="source",
         settings={
             "drafter": None if drafter == "none" else drafter,
+            "policy": ours.policy,
             "dtype": arithmetic.dtype,
             "quantization": arithmetic.quantization,
             "compile": ours.compile,

@@ -1,4 +1,6 @@
-"""PNG pictures of an evaluation, after Figures 2 to 6 of the paper. It computes no figure.
+"""PNG pictures of evaluations and calibrations, after Figures 2 to 6 of the paper.
+
+It computes no figure of its own.
 
 matplotlib is needed here and nowhere else.
 """
@@ -8,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dspark.benchmarks.calibration import CalibrationReport
 from dspark.benchmarks.evaluation_report import (
     DrafterReport,
     EvaluationReport,
@@ -146,6 +149,32 @@ def _reliability(name: str, drafter: DrafterReport, temperature: float) -> Any:
     axes[0].set_ylabel("accepted")
     figure.suptitle(f"{name}, T={temperature:g}, before calibration")
     return figure
+
+
+def save_calibration(report: CalibrationReport, folder: Path) -> list[Path]:
+    """Figure 6 for every class of requests, before and after; the paths.
+
+    Raises `InputError` where matplotlib is not installed.
+    """
+    require_matplotlib()
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for found in report.classes:
+        figure, axes = _figure(len(found.positions))
+        for axis, position in zip(axes, found.positions, strict=True):
+            axis.plot([0, 1], [0, 1], linestyle=":", color="grey")
+            for label, bins in (("before", position.bins_before), ("after", position.bins_after)):
+                points = [(b.mean_predicted, b.share_accepted) for b in bins]
+                axis.plot(*_columns(points), marker="o", label=label)
+            errors = f"{position.ece_before:.3f} to {position.ece_after:.3f}"
+            axis.set(title=f"position {position.k}, ECE {errors}", xlabel="foretold", ylim=(0, 1))
+        axes[0].set_ylabel("accepted")
+        axes[0].legend(fontsize="small")
+        figure.suptitle(f"survival, T={found.temperature:g}, {found.rounds} rounds")
+        path = folder / f"calibration-{found.sampling_class}.png"
+        figure.savefig(path, dpi=120)
+        written.append(path)
+    return written
 
 
 def _tasks(run: TemperatureReport) -> list[str]:

@@ -7,10 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dspark.algorithms.step_cost import StepCost
+from dspark.benchmarks.calibration import CalibrationReport, table_rows
 from dspark.benchmarks.cycle import CycleReport
 from dspark.benchmarks.demo import DemoReport, PromptReport, Verdict
 from dspark.benchmarks.exactness import ExactnessReport
@@ -258,6 +261,42 @@ def print_plan(console: Console, report: PlanReport) -> None:
     for requests, plan_us, step_ms, share in rows:
         table.add_row(str(requests), f"{plan_us:.0f}", f"{step_ms:.1f}", f"{share:.2%}")
     console.print(report.environment.sentence(), style="dim", highlight=False)
+    console.print(table)
+
+
+def print_calibration(console: Console, report: CalibrationReport) -> None:
+    """Errors of the foretold survival by position, before and after."""
+    rows = table_rows(report)
+    table = Table(title="survival: foretold against accepted", pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row.values())
+    console.print(report.environment.sentence(), style="dim", highlight=False)
+    for found in report.classes:
+        console.print(
+            f"temperature {found.temperature:g}: mean error {found.mean_ece_before:.1%} before, "
+            f"{found.mean_ece_after:.1%} after, {found.rounds} rounds",
+            highlight=False,
+        )
+    console.print(table)
+
+
+def print_step_cost(console: Console, cost: StepCost) -> None:
+    """Milliseconds by requests and drafted tokens of each."""
+    table = Table(title=f"one step, ms, context {cost.context}", pad_edge=False)
+    table.add_column("requests", justify="right")
+    table.add_column("draft", justify="right")
+    for width in range(cost.block_size + 1):
+        table.add_column(f"verify {width}", justify="right")
+    for row in cost.verify:
+        count = row.num_requests
+        tokens = np.array([count * (1 + width) for width in range(cost.block_size + 1)])
+        context = np.array([count * cost.context])
+        draft = cost.draft_seconds(np.array([count]), context)[0]
+        verify = cost.verify_seconds(count, tokens, context)
+        cells = [f"{1e3 * seconds:.2f}" for seconds in (draft, *verify)]
+        table.add_row(str(count), *cells)
     console.print(table)
 
 

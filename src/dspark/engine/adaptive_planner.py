@@ -14,7 +14,7 @@ import numpy as np
 
 from dspark.algorithms.calibration import Calibration, Logits, SamplingClass
 from dspark.algorithms.foresight import Foresight, foresee
-from dspark.algorithms.online_calibration import explores
+from dspark.algorithms.online_calibration import next_explored
 from dspark.algorithms.policies import Adaptive, Search
 from dspark.algorithms.prefix_scheduler import (
     Choice,
@@ -40,8 +40,6 @@ _PROBED = 8
 """Requests that a probe drafts for, at most, in turn."""
 _REFRESH_EVERY = 16
 """Steps after which requests that were left out draft again."""
-_EXPLORED_ROUNDS = 128
-"""Draws of exploration made at once."""
 
 
 @dataclass(slots=True)
@@ -53,17 +51,8 @@ class _Slot:
     """Whether its text does not depend on what is verified."""
     floor: float
     seed: int
-    explored_from: int = 0
-    explored: Sequence[bool] = ()
-
-    def explores(self, round_index: int, share: float) -> bool:
-        """A function of (seed, round), drawn for many rounds at once."""
-        at = round_index - self.explored_from
-        if not 0 <= at < len(self.explored):
-            self.explored_from, at = round_index, 0
-            rounds = range(round_index, round_index + _EXPLORED_ROUNDS)
-            self.explored = explores([self.seed] * _EXPLORED_ROUNDS, rounds, share).tolist()
-        return self.explored[at]
+    explored: int
+    """The next round that is verified in full."""
 
 
 @dataclass(slots=True)
@@ -108,8 +97,12 @@ class AdaptivePlanner:
         self._is_drafting = True
         self._budget: int | None = None
         self._steps_left_out = 0
+        self._quarters = 4
+        self._looks_wider = False
         self._next_probed = 0
         self._step: _Step | None = None
+        self._searched: tuple[Outlook, Search] | None = None
+        self._rested: _Step | None = None  # the decision that drafting does not pay
 
     def begin(self, slot: int, params: SamplingParams, seed: int) -> None:
         """A new request takes this place."""
@@ -119,15 +112,15 @@ class AdaptivePlanner:
             has_fixed_text=params.is_greedy or is_shared,
             floor=params.min_tokens_per_s,
             seed=seed,
+            explored=next_explored(seed, 0, self.policy.share),
         )
         self._history.begin(slot)
+        self._rested = None
         self._probes.begin()
 
     def caps(self, outlook: Outlook) -> list[int]:
         """Whole blocks for the requests that draft in this step, 0 for the others."""
-        able = [r for r, width in enumerate(outlook.max_widths) if width > 0]
-        step = self._plain(outlook) if not able else self._decide(outlook, able)
-        self._step = step
+        step = self._step = self._next_step(outlook)
         caps = [0] * len(outlook.slots)
         for r in step.drafting:
             caps[r] = min(outlook.max_widths[r], self._block_size)
@@ -167,7 +160,7 @@ class AdaptivePlanner:
         predicted = self._predicted_seconds(step)
         is_timed = outcome.draft_seconds is not None and outcome.verify_seconds is not None
         if is_timed and predicted is not None and outcome.num_prompt_tokens == 0:
-            self.costs.observe(
+            has_news = self.costs.observe(
                 num_requests=len(step.outlook.slots),
                 num_drafting=len(step.drafting),
                 num_tokens=len(step.outlook.slots) + sum(step.lengths),
@@ -176,19 +169,42 @@ class AdaptivePlanner:
                 verify_seconds=outcome.verify_seconds or 0.0,
                 predicted_seconds=predicted,
             )
+            if has_news:
+                self._rested = None
         self._record(step, outcome, predicted)
 
-    def _plain(self, outlook: Outlook) -> _Step:
+    def _next_step(self, outlook: Outlook) -> _Step:
+        able = [r for r, width in enumerate(outlook.max_widths) if width > 0]
+        if not able:
+            return self._plain(outlook)
+        rested = self._rested
+        if rested is None or len(rested.outlook.slots) != len(outlook.slots):
+            return self._decide(outlook, able)
+        # nothing was drafted since drafting was found not to pay, so nothing is known anew
+        if self._probes.is_due(len(outlook.slots), _loss_of(rested.choice)):
+            return self._probe(outlook, able)
+        return self._plain(outlook, rested.prices, rested.choice)
+
+    def _plain(
+        self, outlook: Outlook, prices: Prices | None = None, choice: Choice | None = None
+    ) -> _Step:
         none = [0] * len(outlook.slots)
         return _Step(
             outlook=outlook,
             drafting=(),
-            prices=None,
-            choice=None,
+            prices=prices,
+            choice=choice,
             why="plain",
             lengths=none,
             planned=none,
         )
+
+    def _rest(self, outlook: Outlook, able: Sequence[int], prices: Prices, choice: Choice) -> _Step:
+        """A step without drafts, unless it is time for a probe."""
+        if self._probes.is_due(len(outlook.slots), _loss_of(choice)):
+            return self._probe(outlook, able)
+        self._rested = self._plain(outlook, prices, choice)
+        return self._rested
 
     def _decide(self, outlook: Outlook, able: Sequence[int]) -> _Step:
         """Whether the step drafts, for whom, and with which budget."""
@@ -212,11 +228,7 @@ class AdaptivePlanner:
             self._budget = choice.budget
             return self._drafted(outlook, drafting, prices, choice, why="drafted")
         self._budget = None
-        if self._probes.is_due(len(outlook.slots)):
-            return self._probe(outlook, able)
-        step = self._plain(outlook)
-        step.prices, step.choice = prices, choice
-        return step
+        return self._rest(outlook, able, prices, choice)
 
     def _best_group(
         self, outlook: Outlook, able: Sequence[int]
@@ -228,22 +240,29 @@ class AdaptivePlanner:
             prices, caps_R = self._prices(outlook, group)
             found.append((group, prices, foresee(survival_SRK, prices, caps_R)))
         best = max(found, key=lambda item: self._rate(outlook, item[2]))
+        self._quarters = max(1, -(-4 * len(best[0]) // len(able)))
         is_partial = len(best[0]) < len(able)
         self._steps_left_out = self._steps_left_out + 1 if is_partial else 0
         return best
 
     def _groups(self, outlook: Outlook, able: Sequence[int]) -> list[Sequence[int]]:
+        """Groups to compare: the share that drafted before, and its neighbours in turn."""
         if len(able) < _CAUSAL_UP_TO or self._steps_left_out >= _REFRESH_EVERY:
             return [able]
         value_R = self._history.means([outlook.slots[r] for r in able]).sum(1)
         order = [able[i] for i in np.argsort(-value_R, kind="stable")]
-        sizes = sorted({len(able) * part // 4 for part in (1, 2, 3)} - {0})
-        return [able, *(sorted(order[:size]) for size in sizes)]
+        self._looks_wider = not self._looks_wider
+        other = self._quarters + (1 if self._looks_wider else -1)
+        parts = {self._quarters, min(max(other, 1), 4)}
+        sizes = {max(len(able) * part // 4, 1) for part in parts}
+        return [sorted(order[:size]) for size in sorted(sizes)]
 
     def _prices(self, outlook: Outlook, drafting: Sequence[int]) -> tuple[Prices, Ints]:
-        caps_R = np.zeros(len(outlook.slots), dtype=np.int64)
-        for r in drafting:
-            caps_R[r] = min(outlook.max_widths[r], self._block_size)
+        caps_R = np.minimum(outlook.max_widths, self._block_size)
+        if len(drafting) < len(caps_R):
+            is_left_out_R = np.ones(len(caps_R), dtype=bool)
+            is_left_out_R[list(drafting)] = False
+            caps_R[is_left_out_R] = 0
         prices = self.costs.prices(
             num_requests=len(outlook.slots),
             num_drafting=len(drafting),
@@ -284,11 +303,7 @@ class AdaptivePlanner:
         if self._is_drafting:
             self._probes.drafted()
             return self._drafted(outlook, drafting, prices, choice, why="drafted")
-        if self._probes.is_due(len(outlook.slots)):
-            return self._probe(outlook, drafting)
-        step = self._plain(outlook)
-        step.prices, step.choice = prices, choice
-        return step
+        return self._rest(outlook, drafting, prices, choice)
 
     def _probe(self, outlook: Outlook, able: Sequence[int]) -> _Step:
         """A few requests draft to see how it stands."""
@@ -315,6 +330,7 @@ class AdaptivePlanner:
         *,
         why: str,
     ) -> _Step:
+        self._rested = None
         return _Step(
             outlook=outlook,
             drafting=drafting,
@@ -330,6 +346,11 @@ class AdaptivePlanner:
         return np.array(floors) if any(floors) else None
 
     def _search_of(self, outlook: Outlook) -> Search:
+        if self._searched is None or self._searched[0] is not outlook:
+            self._searched = outlook, self._find_search(outlook)
+        return self._searched[1]
+
+    def _find_search(self, outlook: Outlook) -> Search:
         if self.policy.search is not None:
             return self.policy.search
         if all(self._slots[slot].has_fixed_text for slot in outlook.slots):
@@ -340,11 +361,7 @@ class AdaptivePlanner:
         assert step.prices is not None
         assert step.choice is not None
         limits = Limits(caps_R=caps_R, floors_R=self._floors(step.outlook))
-        drafted = Prices(
-            seconds_B=step.prices.seconds_B,
-            num_certain=step.prices.num_certain,
-            plain_seconds=None,
-        )
+        drafted = step.prices.without_plain
         match self._search_of(step.outlook):
             case Search.FREE:
                 return free(survival_RK, drafted, limits)[1]
@@ -354,12 +371,15 @@ class AdaptivePlanner:
                 return admit(survival_RK, step.choice, caps_R)
 
     def _explored(self, step: _Step, caps: Sequence[int]) -> Sequence[int]:
-        """Some rounds are verified in full, drawn by seed and round alone."""
-        lengths = list(step.planned)
-        share, outlook = self.policy.share, step.outlook
+        """Some rounds are verified in full; which, was drawn long before this block."""
+        lengths, outlook = list(step.planned), step.outlook
         for r in step.drafting:
-            if self._slots[outlook.slots[r]].explores(outlook.rounds[r], share):
-                lengths[r] = caps[r]
+            slot, now = self._slots[outlook.slots[r]], outlook.rounds[r]
+            if slot.explored <= now:
+                # rounds that passed without a draft are not made up for
+                if slot.explored == now:
+                    lengths[r] = caps[r]
+                slot.explored = next_explored(slot.seed, now + 1, self.policy.share)
         return lengths
 
     def _remember(self, step: _Step, survival_RK: Survivals) -> None:
@@ -392,7 +412,11 @@ class AdaptivePlanner:
         )
 
     def _expected(self, survival_RK: Survivals, lengths: Sequence[int]) -> float:
-        return sum(float(survival_RK[r, :length].sum()) for r, length in enumerate(lengths))
+        """Drafted tokens that survive, of those that are verified."""
+        if len(lengths) == 1:
+            return float(survival_RK[0, : lengths[0]].sum())
+        is_verified_RK = np.arange(survival_RK.shape[1]) < np.asarray(lengths)[:, None]
+        return float(survival_RK[is_verified_RK].sum())
 
     def _predicted_seconds(self, step: _Step) -> float | None:
         if step.prices is None:
@@ -421,3 +445,10 @@ class AdaptivePlanner:
                 seconds=seconds,
             )
         )
+
+
+def _loss_of(choice: Choice | None) -> float:
+    """Share of the plain speed that drafting is expected to lose."""
+    if choice is None or not choice.plain_rate:
+        return 0.0
+    return max(1.0 - choice.rate / choice.plain_rate, 0.0)

@@ -5,19 +5,35 @@ that started from the scaling in force would count the same rounds twice.
 Letters: R requests, K positions, C sampling classes.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from dspark.algorithms.calibration import Calibration, Logits, SamplingClass, scaled_survival
+from dspark.algorithms.calibration import (
+    Calibration,
+    Logits,
+    SamplingClass,
+    Scaling,
+    scaled_survival,
+)
 from dspark.algorithms.margin import uninformed
-from dspark.algorithms.online_calibration import PositionDrift, Window, find_drift, refit
+from dspark.algorithms.online_calibration import (
+    PositionDrift,
+    Window,
+    find_drift,
+    log_likelihood,
+    refit,
+)
 from dspark.algorithms.ranking import Ints, Survivals
 
 _CLASSES = tuple(SamplingClass)
-_ROUNDS_BETWEEN = 500
-"""Rounds of a class between two refits, and steps: a refit costs about a step of its own."""
-_STEPS_BETWEEN = 200
+_FIRST_ROUNDS, _FIRST_STEPS = 64, 16
+"""Rounds of a class, and steps, before the first refit; then twice as many each time."""
+_MOST_ROUNDS, _MOST_STEPS = 512, 256
+"""Up to these: a refit costs about a step of its own."""
+_CHANCE_GAIN = 6.0
+"""Twice the gain in log-likelihood that a refit finds in noise; only what is beyond counts."""
 _WINDOW = 4096
 _HALF_LIFE = 1500.0
 
@@ -34,6 +50,7 @@ class LiveCalibration:
         self._block_size = base.block_size
         self._scale_CK = np.zeros((len(_CLASSES), self._block_size), dtype=np.float32)
         self._bias_CK = np.zeros_like(self._scale_CK)
+        self._terms: dict[int, list[tuple[float, float]]] = {}
         self._windows = {
             name: Window.empty(self._block_size, share=share, size=_WINDOW) for name in _CLASSES
         }
@@ -41,6 +58,7 @@ class LiveCalibration:
             name: [] for name in _CLASSES
         }
         self._steps_since = dict.fromkeys(_CLASSES, 0)
+        self._num_refits = dict.fromkeys(_CLASSES, 0)
         for name in _CLASSES:
             self._use(name)
 
@@ -57,7 +75,19 @@ class LiveCalibration:
 
     def survival(self, logits_RK: Logits, class_R: Ints) -> Survivals:
         """Calibrated a_k: [R, K]."""
+        if len(logits_RK) == 1:
+            return self._of_one(logits_RK[0].tolist(), int(class_R[0]))
         return scaled_survival(logits_RK, self._scale_CK[class_R], self._bias_CK[class_R])
+
+    def _of_one(self, logits: list[float], index: int) -> Survivals:
+        """The same of one request, without the cost of calls for arrays."""
+        survival, found = 1.0, []
+        for logit, (scale, bias) in zip(logits, self._terms[index], strict=True):
+            odds = scale * logit + bias
+            # not a number: nothing survives from here on
+            survival *= 1.0 / (1.0 + math.exp(-max(odds, -80.0))) if odds == odds else 0.0
+            found.append(survival)
+        return np.array([found], dtype=np.float32)
 
     def observe(
         self,
@@ -74,8 +104,9 @@ class LiveCalibration:
             self._rounds[_CLASSES[index]].append(item)
         for name in {_CLASSES[index] for index in classes}:
             self._steps_since[name] += 1
-            is_due = self._steps_since[name] >= _STEPS_BETWEEN
-            if is_due and len(self._rounds[name]) >= _ROUNDS_BETWEEN:
+            growth = 2 ** min(self._num_refits[name], 4)
+            is_due = self._steps_since[name] >= min(growth * _FIRST_STEPS, _MOST_STEPS)
+            if is_due and len(self._rounds[name]) >= min(growth * _FIRST_ROUNDS, _MOST_ROUNDS):
                 self._refit(name)
 
     def drift(self, sampling_class: SamplingClass) -> list[PositionDrift]:
@@ -89,11 +120,30 @@ class LiveCalibration:
         )
         self._rounds[name] = []
         self._steps_since[name] = 0
+        self._num_refits[name] += 1
         self._use(name)
 
     def _use(self, name: SamplingClass) -> None:
-        scaling = self.base.scaling(name)
-        if len(self._windows[name].verified_N):
-            scaling = refit(self._windows[name], scaling, half_life=_HALF_LIFE)
-        self._scale_CK[_CLASSES.index(name)] = scaling.scales
-        self._bias_CK[_CLASSES.index(name)] = scaling.biases
+        scaling, window = self.base.scaling(name), self._windows[name]
+        if len(window.verified_N):
+            found = refit(window, scaling, half_life=_HALF_LIFE)
+            scaling = _believed(scaling, found, window)
+        index = _CLASSES.index(name)
+        self._scale_CK[index] = scaling.scales
+        self._bias_CK[index] = scaling.biases
+        self._terms[index] = list(zip(scaling.scales, scaling.biases, strict=True))
+
+
+def _believed(base: Scaling, found: Scaling, window: Window) -> Scaling:
+    """The refit, drawn back to the base as far as its gain may be chance.
+
+    A few unlucky rounds would otherwise switch drafting off, and then hardly any come to repair
+    it.
+    """
+    gain = 2.0 * (log_likelihood(window, found) - log_likelihood(window, base))
+    trust = max(0.0, 1.0 - _CHANCE_GAIN / gain) if gain > 0.0 else 0.0
+
+    def mixed(old: Sequence[float], new: Sequence[float]) -> tuple[float, ...]:
+        return tuple(a + trust * (b - a) for a, b in zip(old, new, strict=True))
+
+    return Scaling(scales=mixed(base.scales, found.scales), biases=mixed(base.biases, found.biases))

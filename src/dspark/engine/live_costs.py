@@ -73,8 +73,9 @@ class LiveCosts:
         draft_seconds: float,
         verify_seconds: float,
         predicted_seconds: float,
-    ) -> None:
-        """What a step took. Steps that read prompts are not for this: no plan depends on them."""
+    ) -> bool:
+        """What a step took; whether it changed prices. Steps that read prompts are not for this:
+        no plan depends on them."""
         if num_drafting:
             self._samples.append(
                 StepSample(
@@ -100,8 +101,10 @@ class LiveCosts:
             self._surprise = _MEMORY * self._surprise + (1.0 - _MEMORY) * ratio
         self._steps_since += 1
         is_surprised = abs(self._surprise) > _SURPRISE and self._steps_since >= _FIRST_MERGE
-        if self._steps_since >= self._wait or is_surprised:
+        is_due = self._steps_since >= self._wait or is_surprised
+        if is_due:
             self._merge()
+        return is_due
 
     def _merge(self) -> None:
         self.cost = merged(self.profile, list(self._samples))

@@ -1,13 +1,14 @@
 """When to draft although it does not pay: to notice that it would again.
 
 Without drafts there is no news of confidences (UC-144). Steps between probes double as long as
-probes find nothing, up to a limit, so that their share is bounded: 1 / `FIRST` of the steps at
-worst, 1 / `LAST` when nothing changes. New requests bring the next probe nearer, as they are
-likelier to differ.
+probes find nothing, up to a limit. The limit follows from what a probe is expected to lose: all
+probes together `LOSS` of the time, so that where drafting almost pays it is tried often. New
+requests bring the next probe nearer, as they are likelier to differ.
 """
 
 FIRST = 8
 LAST = 128
+LOSS = 0.005
 _MOST_FOLLOW_UPS = 3
 
 
@@ -24,8 +25,11 @@ class Probes:
         """A request is new."""
         self._is_fresh += 1.0
 
-    def is_due(self, num_requests: int) -> bool:
-        """Whether a step that would not draft shall do so. To be asked once in such a step."""
+    def is_due(self, num_requests: int, loss: float) -> bool:
+        """Whether a step that would not draft shall do so. To be asked once in such a step.
+
+        `loss`: share of its speed that a step is expected to lose by drafting.
+        """
         if self._is_fresh:
             share = min(self._is_fresh / num_requests, 1.0)
             self._interval = max(FIRST, int(self._interval * (1.0 - share)))
@@ -33,6 +37,7 @@ class Probes:
             self._steps_since += int(share * self._interval)
             self._is_fresh = 0.0
         self._steps_since += 1
+        self._interval = min(self._interval, max(1, int(loss / LOSS)))
         return self._steps_since > self._interval
 
     def found(self, *, pays: bool) -> None:

@@ -1,0 +1,272 @@
+"""The planner in service: exact, never much slower than plain, and quick to notice faults."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dspark.algorithms.calibration import Calibration
+from dspark.algorithms.policies import Adaptive, FixedWidth, Search
+from dspark.algorithms.step_cost import StepCost, VerifyRow
+from dspark.core import Coupling, SamplingParams
+from dspark.engine.adaptive_planner import AdaptivePlanner
+from dspark.engine.planner import FixedPlanner, Outcome, Outlook
+from dspark.engine.probes import FIRST, LAST
+from tests.algorithms.toy_costs import curve, linear_cost
+from tests.algorithms.toy_enumeration import exact_output
+from tests.engine.toy_service import Service, phrases, plain_rate, steady
+
+MAXIMAL = SamplingParams(coupling=Coupling.MAXIMAL)
+# a token costs 1/21 of a plain step, a block a third
+QUIET = linear_cost(base=19e-3, per_request=0.0, draft_base=6e-3, draft_per_request=0.5e-3)
+# nothing is free any more: tokens cost as much as anchors
+BUSY = linear_cost(base=5e-3, per_request=0.0, per_token=5e-3, draft_per_request=2e-3)
+
+
+# Two requests: a dip, then a gain, on which a search over the whole block wants to look ahead.
+WITH_A_DIP = replace(
+    QUIET,
+    block_size=2,
+    draft=curve((1, 2), lambda n: 0.0),
+    verify=(
+        VerifyRow(
+            num_requests=2,
+            curve=curve(range(2, 7), {2: 1.0, 3: 1.4, 4: 1.45, 5: 2.35, 6: 2.75}.__getitem__),
+        ),
+    ),
+)
+
+
+def planner_of(cost: StepCost, search: Search | None = None, **changes: float) -> AdaptivePlanner:
+    return AdaptivePlanner(Adaptive(search=search, **changes), block_size=5, cost=cost)
+
+
+def outlook(max_widths: list[int], *, rounds: int = 1) -> Outlook:
+    count = len(max_widths)
+    return Outlook(
+        slots=range(count),
+        rounds=[rounds] * count,
+        max_widths=max_widths,
+        num_prompt_tokens=0,
+        num_certain=count,
+        context=100 * count,
+    )
+
+
+def scaled(cost: StepCost, *, draft: float, verify: float) -> StepCost:
+    rows = tuple(
+        replace(row, curve=row.curve.scaled([verify] * len(row.curve.sizes))) for row in cost.verify
+    )
+    return replace(cost, draft=cost.draft.scaled([draft] * len(cost.draft.sizes)), verify=rows)
+
+
+def planned_lengths(search: Search | None, *, share: float, is_probe: bool = False):
+    """`plan(confidence_RK)` of a planner that has served two requests for a while."""
+
+    def plan(confidence_RK: np.ndarray) -> list[int]:
+        planner = AdaptivePlanner(
+            Adaptive(search=search, share=share),
+            block_size=2,
+            cost=WITH_A_DIP,
+            calibration=Calibration.identity(2),
+        )
+        for slot in range(2):
+            planner.begin(slot, MAXIMAL, slot)
+        rng = np.random.default_rng(1)
+        for step in range(6):
+            lengths = [0, 0]
+            caps = planner.caps(outlook([2, 2], rounds=step))
+            if any(caps):
+                logits_RK = rng.normal(1.0, 1.0, (2, 2)).astype(np.float32)
+                lengths = list(planner.plan(logits_RK, caps).lengths)
+            planner.observe(
+                Outcome(
+                    verified=lengths,
+                    accepted=lengths,
+                    num_prompt_tokens=0,
+                    draft_seconds=None,
+                    verify_seconds=None,
+                )
+            )
+        caps = planner.caps(outlook([2, 2], rounds=6))
+        odds_RK = confidence_RK / np.maximum(1.0 - confidence_RK, 1e-6)
+        return list(planner.plan(np.log(np.maximum(odds_RK, 1e-6)), caps).lengths)
+
+    return plan
+
+
+@pytest.mark.parametrize("search", [None, Search.CAUSAL, Search.DELAYED])
+@pytest.mark.parametrize("share", [0.02, 0.1])
+def test_the_output_distribution_is_the_targets(search: Search | None, share: float) -> None:
+    """Every draft of two requests enumerated, with the planner itself in the loop."""
+    for salt in range(4):
+        output, target = exact_output(planned_lengths(search, share=share), salt=salt)
+        np.testing.assert_allclose(output, target, atol=1e-6)
+
+
+def test_the_enumeration_finds_the_free_search_under_maximal_coupling() -> None:
+    errors = []
+    for salt in range(4):
+        output, target = exact_output(planned_lengths(Search.FREE, share=0.02), salt=salt)
+        errors.append(np.abs(output - target).max())
+    assert max(errors) > 1e-2
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.2, 0.4, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("num_requests", [1, 4, 16])
+@pytest.mark.parametrize("cost", [QUIET, BUSY], ids=["quiet", "busy"])
+def test_never_slower_than_plain_or_than_any_width(
+    cost: StepCost, num_requests: int, chance: float
+) -> None:
+    """UC-143: measured with noise, after 60 steps of learning."""
+    service = Service(planner_of(cost), cost, steady(chance), num_requests=num_requests, noise=0.03)
+    service.rate(60)
+    found = service.rate(300)
+    others = [
+        Service(
+            FixedPlanner(FixedWidth(width=width)), cost, steady(chance), num_requests=num_requests
+        ).rate(300)
+        for width in range(6)
+    ]
+    assert found >= 0.96 * max(others), (found, others)
+
+
+def test_confident_blocks_are_verified_deep_and_doubtful_ones_not() -> None:
+    """A mixture beats every fixed width, which must treat both alike."""
+    chances = phrases(0.1, 0.95, 0.5)
+    found = Service(planner_of(QUIET), QUIET, chances).rate(600)
+    others = [
+        Service(FixedPlanner(FixedWidth(width=width)), QUIET, chances).rate(600)
+        for width in range(6)
+    ]
+    assert found > 1.03 * max(others)
+
+
+def test_requests_that_are_sure_draft_and_the_others_do_not() -> None:
+    """At load the drafter runs for those whose tokens survive."""
+    planner = planner_of(BUSY)
+    service = Service(planner, BUSY, steady(0.5), num_requests=8)
+    service._said = lambda chances_RK: (
+        np.where(  # type: ignore[method-assign]
+            np.arange(8)[:, None] < 2, 6.0, -3.0
+        )
+        .repeat(5, axis=1)
+        .astype(np.float32)
+    )
+    for _ in range(60):
+        service.step()
+    assert min(record.num_drafting for record in planner.records) == 2
+    assert all(sum(record.lengths[2:]) <= 5 for record in list(planner.records)[30:])
+
+
+def test_without_drafts_the_drafter_is_asked_seldom_and_a_change_is_noticed() -> None:
+    """UC-142, UC-144: probes are bounded, and drafting comes back within their interval."""
+
+    def late(rng: np.random.Generator, step: int) -> np.ndarray:
+        return np.full(5, 0.05 if step < 500 else 0.95)
+
+    planner = planner_of(QUIET)
+    service = Service(planner, QUIET, late)
+    service.rate(100)
+    before = service.num_drafts
+    service.rate(400)
+    assert service.num_drafts - before <= 400 // 40
+    assert service.num_drafts > before
+    service.rate(LAST + 32)
+    assert all(record.num_drafting for record in list(planner.records)[-16:])
+
+
+def test_a_new_request_is_probed_at_once() -> None:
+    planner = planner_of(QUIET)
+    service = Service(planner, QUIET, steady(0.05))
+    service.rate(200)
+    planner.begin(0, service.params, 99)
+    assert planner.caps(outlook([5])) == [5]
+    assert FIRST < LAST
+
+
+FAULTS = {
+    "table ten times too dear": lambda cost: scaled(cost, draft=10.0, verify=10.0),
+    "table ten times too cheap": lambda cost: scaled(cost, draft=0.1, verify=0.1),
+    "drafter ten times too cheap": lambda cost: scaled(cost, draft=0.1, verify=1.0),
+    "drafter ten times too dear": lambda cost: scaled(cost, draft=10.0, verify=1.0),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("num_requests", [1, 8])
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.8])
+def test_a_wrong_table_is_corrected_while_serving(
+    fault: str, num_requests: int, chance: float
+) -> None:
+    truth = BUSY
+    planner = planner_of(FAULTS[fault](truth))
+    service = Service(planner, truth, steady(chance), num_requests=num_requests, noise=0.05)
+    service.rate(200)
+    assert service.rate(300) >= 0.95 * plain_rate(truth, num_requests)
+
+
+@pytest.mark.parametrize("num_requests", [1, 8])
+@pytest.mark.parametrize("cost", [QUIET, BUSY], ids=["quiet", "busy"])
+@pytest.mark.parametrize("chance", [0.0, 0.3])
+def test_a_drafter_whose_confidences_lie_costs_little(
+    cost: StepCost, num_requests: int, chance: float
+) -> None:
+    """Random and far too high; 0.0 is a drafter that is always wrong."""
+    service = Service(
+        planner_of(cost),
+        cost,
+        steady(chance),
+        num_requests=num_requests,
+        logits=lambda rng, chances_RK: rng.normal(2.0, 1.0, chances_RK.shape),
+    )
+    service.rate(200)
+    assert service.rate(300) >= 0.95 * plain_rate(cost, num_requests)
+
+
+@pytest.mark.parametrize("num_requests", [1, 8])
+def test_a_machine_that_turns_slow_half_way(num_requests: int) -> None:
+    service = Service(planner_of(QUIET), QUIET, steady(0.3), num_requests=num_requests, noise=0.05)
+    service.rate(200)
+    service.slow = 3.0
+    service.rate(200)
+    assert service.rate(300) >= 0.95 * plain_rate(QUIET, num_requests) / 3.0
+    errors = [
+        abs(np.log(record.seconds / record.predicted_seconds))
+        for record in list(service.planner.records)[-100:]
+    ]
+    assert np.median(errors) < 0.1
+
+
+def test_a_floor_bounds_what_others_may_cost() -> None:
+    """A request that insists on its speed gets it, where any budget gives it."""
+    floor = 0.9 / 26e-3  # of its plain speed in a step of four
+    cost = linear_cost(base=10e-3, per_token=4e-3, per_request=0.0, draft_base=0.1e-3)
+    slow = replace(SamplingParams(seed=3), min_tokens_per_s=floor)
+    planner = planner_of(cost)
+    service = Service(planner, cost, steady(0.9), num_requests=4)
+    planner.begin(0, slow, 0)
+    service.rate(50)
+    for record in list(planner.records)[-20:]:
+        assert record.predicted_seconds is not None
+        assert record.predicted_seconds < 5.0 / floor
+
+
+def test_rounds_that_explore_are_verified_in_full_and_few() -> None:
+    planner = planner_of(QUIET, share=0.1)
+    service = Service(planner, QUIET, steady(0.5), num_requests=2)
+    lengths = [service.step() for _ in range(300)]
+    explored = [r for r in planner.records if r.why == "explored"]
+    assert 0 < len(explored) < 0.35 * len(lengths)
+    assert all(max(record.lengths) == 5 for record in explored)
+
+
+def test_a_block_without_confidences_is_planned_by_what_its_positions_showed() -> None:
+    """A drafter without a confidence head: chances by position are learnt from outcomes."""
+    planner = planner_of(QUIET, Search.FREE)
+    service = Service(planner, QUIET, steady(0.15))
+    said = service._said
+    service._said = lambda chances_RK: None  # type: ignore[method-assign,assignment,return-value]
+    assert said is not None
+    service.rate(1200)
+    assert service.rate(300) >= 0.95 * plain_rate(QUIET, 1)

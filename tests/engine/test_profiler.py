@@ -1,0 +1,68 @@
+"""The profiler against a clock that it can be checked by: time passes with the tokens that ran."""
+
+import numpy as np
+import pytest
+
+from dspark.algorithms.fingerprint import Fingerprint
+from dspark.engine.draft_pass import DraftPass
+from dspark.engine.profiler import ProfileConfig, profile
+from dspark.models.target import Target
+from tests.toys import toy_drafter, toy_target
+
+CONFIG = ProfileConfig(max_requests=4, seconds_each=0.0, min_rounds=3, max_rounds=3)
+
+
+class WorkClock:
+    """1 ms for each step of the target, 0.1 ms for each of its tokens, 2 ms for each block."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, slow_every: int = 0) -> None:
+        self.now, self._num_passes = 0.0, 0
+        forward, propose = Target.forward, DraftPass.propose
+
+        def timed_forward(target, ids_N, **rest):
+            self._num_passes += 1
+            is_slow = slow_every and self._num_passes % slow_every == 0
+            self.now += (1e-3 + 1e-4 * len(ids_N)) * (50.0 if is_slow else 1.0)
+            return forward(target, ids_N, **rest)
+
+        def timed_propose(drafter, requests, **rest):
+            self.now += 2e-3
+            return propose(drafter, requests, **rest)
+
+        monkeypatch.setattr(Target, "forward", timed_forward)
+        monkeypatch.setattr(DraftPass, "propose", timed_propose)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("slow_every", [0, 11])
+def test_the_table_holds_what_each_size_took(
+    monkeypatch: pytest.MonkeyPatch, slow_every: int
+) -> None:
+    """UC-134, UC-146: exact for every number of tokens; steps that hang move nothing."""
+    target = toy_target()
+    clock = WorkClock(monkeypatch, slow_every=slow_every)
+    cost = profile(
+        target,
+        toy_drafter(target),
+        fingerprint=Fingerprint.of(target="toy"),
+        config=CONFIG,
+        clock=clock,
+    )
+    assert [row.num_requests for row in cost.verify] == [1, 2, 4]
+    for row in cost.verify:
+        count = row.num_requests
+        tokens = np.array([count * (1 + width) for width in range(5)])
+        context = np.array([count * cost.context])
+        found = cost.verify_seconds(count, tokens, context)
+        np.testing.assert_allclose(found, 1e-3 + 1e-4 * tokens, rtol=0.05)
+        assert cost.draft_seconds(np.array([count]), context)[0] == pytest.approx(2e-3, rel=0.05)
+    prompt = cost.verify_seconds(1, np.array([1 + 32]), np.array([cost.context]))
+    assert prompt[0] == pytest.approx(1e-3 + 33e-4, rel=0.1)
+
+
+def test_every_size_is_one_that_can_occur() -> None:
+    """UC-133: between one token and a block for each request."""
+    assert CONFIG.ladder == [1, 2, 4]
+    assert ProfileConfig(max_requests=12).ladder == [1, 3, 6, 12]
