@@ -20,6 +20,7 @@ def _ours(model_dir: Path, drafter: Path | None) -> dict[str, object]:
         "dtype": "fp32",
         "quantization": None,
         "compile": False,
+        "policy": "fixed",
         "max_requests": 2,
         "max_positions": 64,
     }

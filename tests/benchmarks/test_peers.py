@@ -32,6 +32,7 @@ def test_int8_is_a_quantization_and_no_dtype() -> None:
         "dtype": "bf16",
         "quantization": None,
         "compile": True,
+        "policy": "auto",
     }
 
 

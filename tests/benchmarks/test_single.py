@@ -16,7 +16,11 @@ def test_engines_of_one_run_are_timed_and_compared(
 ) -> None:
     """Each engine in its own process; ours plain and drafted must give the same text."""
     ours = Ours(
-        target=str(model_dir), drafter=str(drafter_dir), arithmetics=["fp32"], compile=False
+        policy="fixed",
+        target=str(model_dir),
+        drafter=str(drafter_dir),
+        arithmetics=["fp32"],
+        compile=False,
     )
     heard: list[tuple[int, str]] = []
     ready: list[str] = []
