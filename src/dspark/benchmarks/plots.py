@@ -160,7 +160,7 @@ def save_calibration(report: CalibrationReport, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for found in report.classes:
-        figure, axes = _figure(len(found.positions))
+        figure, axes = new_figure(len(found.positions))
         for axis, position in zip(axes, found.positions, strict=True):
             axis.plot([0, 1], [0, 1], linestyle=":", color="grey")
             for label, bins in (("before", position.bins_before), ("after", position.bins_after)):
