@@ -14,8 +14,9 @@ _NUM_SAMPLES = 512
 _FIRST_MERGE = 16
 _MERGE_EVERY = 128
 """Steps: a merge takes milliseconds."""
-_SURPRISE = 0.1
-"""Mean log ratio of measured to predicted seconds from which the next merge does not wait."""
+_SURPRISE = 0.25
+"""Mean log ratio of measured to predicted seconds from which the next merge waits less."""
+_SURPRISE_EVERY = 64
 _MEMORY = 0.9
 _CONTEXT_GRAIN = 64
 """Positions: prices are looked up for a context rounded to this, and then remembered."""
@@ -100,7 +101,7 @@ class LiveCosts:
             ratio = math.log(seconds / predicted_seconds)
             self._surprise = _MEMORY * self._surprise + (1.0 - _MEMORY) * ratio
         self._steps_since += 1
-        is_surprised = abs(self._surprise) > _SURPRISE and self._steps_since >= _FIRST_MERGE
+        is_surprised = abs(self._surprise) > _SURPRISE and self._steps_since >= _SURPRISE_EVERY
         is_due = self._steps_since >= self._wait or is_surprised
         if is_due:
             self._merge()
