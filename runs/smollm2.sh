@@ -34,5 +34,6 @@ for temperature in 0 1; do
 done
 
 # What a person sees. If it is better than the shipped one, copy it:
-#   cp "$folder"/drafter/{config.json,model.safetensors} drafters/smollm2-135m/
+#   dspark split "$folder/drafter" && rm drafters/smollm2-135m/model*
+#   cp "$folder"/drafter/{config.json,model*} drafters/smollm2-135m/
 .venv/bin/dspark demo --drafter "$folder/drafter"
