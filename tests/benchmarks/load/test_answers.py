@@ -129,7 +129,7 @@ def test_the_report_is_printed_and_drawn(tmp_path: Path) -> None:
     console = Console(record=True, width=140, file=io.StringIO())
     print_load(console, report)
     text = console.export_text()
-    assert text.index("How fast") < text.index("predicted") < text.index("requests/s")
+    assert text.index("How fast") < text.index("foretold") < text.index("requests/s")
     assert "200/" in text.replace(" ", "") or "ttft" in text
     assert "Time was up" in text
     pytest.importorskip("matplotlib")

@@ -3,6 +3,7 @@
 It builds a cycle for so many users and a policy; it puts no load on it.
 """
 
+import gc
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
@@ -79,6 +80,7 @@ class LocalEngines:
             planner=planner,
             clock=time.perf_counter,
         )
+        gc.collect()  # no policy pays for what another one left behind
         return self._cycle
 
     def _request(self, index: int, task: Task, temperature: float) -> Request:

@@ -31,6 +31,9 @@ class LoadPoint:
     tokens_per_s_max: float
     per_user_tokens_per_s: float
     step_ms: float
+    """Of each repeat the median step."""
+    mean_step_ms: float
+    """Steps that read prompts, and pauses, count in full."""
     tau: float | None
     """Of the sum over repeats, as all that follow."""
     budget_per_request: float | None
@@ -196,6 +199,7 @@ def _point(repeats: Sequence[Measured], predicted: float | None) -> LoadPoint:
         tokens_per_s_max=max(rates),
         per_user_tokens_per_s=statistics.median(m.per_user_tokens_per_s for m in repeats),
         step_ms=1e3 * statistics.median(m.step_s for m in repeats),
+        mean_step_ms=1e3 * statistics.median(m.seconds / max(m.num_steps, 1) for m in repeats),
         tau=total.tau,
         budget_per_request=total.budget_per_request,
         drafting_share=total.drafting_share,

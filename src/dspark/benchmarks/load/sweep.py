@@ -18,6 +18,8 @@ from dspark.benchmarks.load.tally import Measured
 _MEASURING = 0.6
 """Share of the whole time that goes into steady states; ramp-up and loading take the rest."""
 _PILOT_STEPS = 8
+_LEAST_STEPS = 16
+"""Tokens of each user in a unit, at least, however little time there is."""
 _OPEN_LENGTH = 4.0
 """An open unit takes this many times a closed one's seconds: its requests come and go."""
 
@@ -105,7 +107,7 @@ class Sweep:
         if load.kind is LoadKind.OPEN:
             return _OPEN_LENGTH * self._unit_s
         pilot = self._measure(NONE, load, deck, _PILOT_STEPS * load.level)
-        return max(pilot.tokens_per_s * self._unit_s, _PILOT_STEPS * load.level)
+        return max(pilot.tokens_per_s * self._unit_s, _LEAST_STEPS * load.level)
 
     def _measure(self, policy: str, load: Load, deck: Deck, work: float) -> Measured:
         return measure_load(

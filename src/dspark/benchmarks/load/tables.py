@@ -48,8 +48,8 @@ def _table(load_title: str, policies: Mapping[str, Mapping[str, LoadPoint]]) -> 
     )
     table = Table(pad_edge=False)
     table.add_column("policy")
-    names = [load_title, "n", "tokens/s", "a user", "step, ms", "tau", "budget", "drafted"]
-    for name in (*names, *(["predicted"] * is_predicted), *(["ttft, ms"] * is_open)):
+    names = [load_title, "n", "tokens/s", "a user", "step, ms", "tau", "budget", "drafts"]
+    for name in (*names, *(["foretold"] * is_predicted), *(["ttft, ms"] * is_open)):
         table.add_column(name, justify="right")
     for policy, by_load in policies.items():
         for load, p in by_load.items():
@@ -57,7 +57,7 @@ def _table(load_title: str, policies: Mapping[str, Mapping[str, LoadPoint]]) -> 
                 policy,
                 load,
                 str(p.repeats),
-                f"{p.tokens_per_s:.1f} ({p.tokens_per_s_min:.0f}-{p.tokens_per_s_max:.0f})",
+                f"{p.tokens_per_s:.1f}",
                 f"{p.per_user_tokens_per_s:.1f}",
                 f"{p.step_ms:.1f}",
                 _number(p.tau),
@@ -65,7 +65,8 @@ def _table(load_title: str, policies: Mapping[str, Mapping[str, LoadPoint]]) -> 
                 _share(p.drafting_share),
             ]
             if is_predicted:
-                cells.append(_number(p.predicted_tokens_per_s))
+                predicted = p.predicted_tokens_per_s
+                cells.append("-" if predicted is None else f"{predicted:.1f}")
             if is_open:
                 waits = p.ttft_ms or {}
                 cells.append("/".join(f"{waits[k]:.0f}" for k in ("p50", "p99") if k in waits))
