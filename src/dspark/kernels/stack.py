@@ -68,8 +68,13 @@ class FusedStack:
         *,
         final_norm: Norm | None,
         head: PackedLinear | None = None,
+        head_divisors_D: Tensor | None = None,
     ) -> None:
-        """Every layer must be `is_compiled`, and so must the head, whose input is the result."""
+        """Every layer must be `is_compiled`, and so must the head, whose input is the result.
+
+        `head_divisors_D`: the result is divided by them before it meets an int8 head. Raises
+        `RuntimeError` for a head of other weights.
+        """
         norms: list[Norm | None] = []
         products: list[PackedLinear | None] = []
         for layer in layers:
@@ -88,6 +93,7 @@ class FusedStack:
             0.0 if final_norm is None else final_norm.eps,
             [] if head is None else list(_parts(head)),
             0 if head is None else head.out_features,
+            None if head is None else head_divisors_D,
         )
         self.has_head = head is not None
 

@@ -15,8 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from dspark.core import AttentionLayout
 from dspark.errors import ModelError
-from dspark.kernels.linear import replace_linears
-from dspark.models import attention, embedded, gguf
+from dspark.kernels.linear import PackedLinear, replace_linears
+from dspark.models import attention, embedded, gguf, smoothing
 from dspark.models.attention import AttentionProbe, KVPages, LayerShape
 from dspark.models.fusion import FusedLayer, fuse_layer, fuse_norm
 from dspark.models.target_stack import TargetStack
@@ -66,6 +66,7 @@ class Target:
         self._attention_modules = probe.modules
         self.softcap: float | None = _text_config(model.config).get("final_logit_softcapping")
         self.head_scale = _head_scale(model.config)
+        self._head_factors_D: Tensor | None = None  # the head's weight is multiplied by them
         # a drafter needs its rows after the layer itself was packed
         self._head_weight_VD: Tensor = model.get_output_embeddings().weight.detach()
         self.spec = _spec(model, name=name, probe=probe)
@@ -222,6 +223,8 @@ class Target:
     @torch.no_grad()
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """LM head with the model's own scale and soft-cap, [M, V] in the target's dtype."""
+        if self._head_factors_D is not None:
+            hidden_MD = hidden_MD / self._head_factors_D
         return self._finish_logits(self.model.get_output_embeddings()(hidden_MD))
 
     def _finish_logits(self, logits_MV: Tensor) -> Tensor:
@@ -282,15 +285,20 @@ class Target:
     def pack(self, *, quantization: str | None = None) -> None:
         """Swap the linear layers for packed ones; fused layers then run as one operator each.
 
-        Where all of them are fused they run as one operator together.
+        Where all of them are fused they run as one operator together. What is quantised gets
+        even inputs first (see `smoothing`).
         """
+        if quantization is not None:
+            self._smooth()
         replace_linears(self.model, quantization=quantization)
         for layer in self._layers:
             fused = getattr(layer, "fused", None)
             if isinstance(fused, FusedLayer):
                 fused.join()
         head = self.model.get_output_embeddings()
-        stack = TargetStack.of(self._base, list(self._layers), head)
+        stack = TargetStack.of(
+            self._base, list(self._layers), head, head_divisors_D=self._head_factors_D
+        )
         if stack is not None and self._has_bits_of_layers(stack):
             self._stack = stack
 
@@ -307,6 +315,43 @@ class Target:
             if plain not in compiled:
                 compiled[plain] = torch.compile(plain, dynamic=True)
             layer.forward = types.MethodType(compiled[plain], layer)
+
+    @torch.no_grad()
+    def _smooth(self) -> None:
+        found = [getattr(layer, "fused", None) for layer in self._layers]
+        fused = [layer for layer in found if isinstance(layer, FusedLayer)]
+        linears = [smoothing.products(layer) for layer in fused]
+        with smoothing.metered([linear for layer in linears for linear in layer]):
+            texts = self._likely_texts()
+        with smoothing.metered([linear for layer in linears for linear in layer]) as meters:
+            hidden_ND = self.states(texts, tap_layers=()).hidden_ND
+        for index, layer in enumerate(fused):
+            smoothing.smooth(layer, meters[3 * index : 3 * index + 3])
+        self._smooth_head(hidden_ND)
+
+    def _smooth_head(self, hidden_ND: Tensor) -> None:
+        # Not folded into the final norm: its outputs are taps, too.
+        head = self.model.get_output_embeddings()
+        if type(head) is not nn.Linear:
+            return
+        energy_D = smoothing.relative_energy(hidden_ND)
+        factors_D = smoothing.input_factors(energy_D, head.weight)
+        own = nn.Linear(head.in_features, head.out_features, bias=False, device="meta")
+        own.weight, own.bias = head.weight, head.bias
+        smoothing.multiply_columns(own, factors_D)  # the embedding may be the same tensor
+        self.model.set_output_embeddings(own)
+        self._head_factors_D = factors_D.to(self.dtype)
+
+    def _likely_texts(self) -> list[Tensor]:
+        """What the model thinks follows each beginning of a random text: no data is needed, and
+        its outliers are nearer to those of real text than the random text's own."""
+        generator = torch.Generator().manual_seed(0)
+        length = min(32, self.spec.max_positions)
+        ids_BT = torch.randint(self.spec.vocab_size, (8, length), generator=generator)
+        hidden_ND = self.states(list(ids_BT), tap_layers=()).hidden_ND
+        head = PackedLinear.pack(self.head_weight_VD)  # its bits do not depend on the threads
+        best_BT = head(hidden_ND).argmax(dim=-1).view_as(ids_BT)
+        return list(torch.cat((ids_BT[:, :1], best_BT[:, :-1]), dim=1))
 
     def _has_bits_of_layers(self, stack: TargetStack) -> bool:
         texts, taps = self._probe_texts(), range(-1, self.spec.num_layers)

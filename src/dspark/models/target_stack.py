@@ -30,9 +30,17 @@ class TargetStack:
 
     @classmethod
     def of(
-        cls, base: nn.Module, layers: Sequence[nn.Module], head: nn.Module
+        cls,
+        base: nn.Module,
+        layers: Sequence[nn.Module],
+        head: nn.Module,
+        *,
+        head_divisors_D: Tensor | None = None,
     ) -> "TargetStack | None":
-        """The stack of a model whose parts all fit, else `None`. A head may be left out."""
+        """The stack of a model whose parts all fit, else `None`. A head may be left out.
+
+        `head_divisors_D`: what the head's inputs are divided by (see `smoothing`).
+        """
         fused = [getattr(layer, "fused", None) for layer in layers]
         norm = fused_norm(getattr(base, "norm", None))
         rotary = getattr(base, "rotary_emb", None)
@@ -44,6 +52,7 @@ class TargetStack:
             [layer.stack_layer() for layer in fused if layer],
             final_norm=norm,
             head=head if isinstance(head, PackedLinear) and head.is_compiled else None,
+            head_divisors_D=head_divisors_D,
         )
         return cls(stack, RotaryTables(_angles_of(rotary, like=norm.weight)))
 

@@ -169,6 +169,7 @@ struct Pass {
   int64_t num_tokens = 0, width = 0;
   Norm final_norm{};
   const Product* head = nullptr;  // null: no logits
+  const char* head_divisors = nullptr;  // of its inputs, or null
   Rows x{};       // the residual stream
   Rows hidden{};  // of the final norm, or x
   Rows logits{};
@@ -192,7 +193,8 @@ struct Pass {
 
   void run(const Worker& me);
   void run_layer(size_t index, const Worker& me);
-  Inputs prepare(const Product& next, const Norm& norm, Rows from, int64_t values, const Worker& me);
+  Inputs prepare(const Product& next, const Norm& norm, Rows from, int64_t values, const Worker& me,
+                 const char* divisors = nullptr);
   void multiply(const Product& product, const Inputs& from, char* out, int64_t out_stride,
                 Share panels, const Worker& me) const;
   void add_product(const Product& product, const Inputs& from, int64_t layer, const Worker& me);
@@ -265,6 +267,21 @@ void read_layers(const std::vector<Layer>& layers, int64_t width, int64_t size, 
   }
 }
 
+template <class T>
+void divide_values(const char* x, const char* by, char* out, int64_t count) {
+  const T* const from = reinterpret_cast<const T*>(x);
+  const T* const divisors = reinterpret_cast<const T*>(by);
+  for (int64_t i = 0; i < count; ++i)
+    reinterpret_cast<T*>(out)[i] =
+        static_cast<T>(static_cast<float>(from[i]) / static_cast<float>(divisors[i]));
+}
+
+// Each quotient rounded once, as PyTorch does; `out` may be `x`.
+void divide(Type type, const char* x, const char* by, char* out, int64_t count) {
+  if (type == Type::kFloat32) return divide_values<float>(x, by, out, count);
+  divide_values<c10::BFloat16>(x, by, out, count);
+}
+
 void Pass::run(const Worker& me) {
   ask(me.stream, std::min(kFirstLines, me.stream.limit));
   copy_tap(-1, me.share(ceil_div(width, kPanelOutputs)));
@@ -275,7 +292,7 @@ void Pass::run(const Worker& me) {
       k.rms_norm(type, x.at(n), final_norm.weight, hidden.at(n), width, final_norm.eps);
   }
   if (head == nullptr) return;
-  const Inputs from = prepare(*head, final_norm, x, width, me);
+  const Inputs from = prepare(*head, final_norm, x, width, me, head_divisors);
   multiply(*head, from, logits.data, logits.stride, me.share(head->num_panels()), me);
 }
 
@@ -299,8 +316,9 @@ void Pass::run_layer(size_t index, const Worker& me) {
 }
 
 // Rows as the next product takes them: normalised, quantised, or both; `values` of each row.
+// `divisors`, of quantised rows only: each value is divided, and rounded, before.
 Inputs Pass::prepare(const Product& next, const Norm& norm, Rows from, int64_t values,
-                     const Worker& me) {
+                     const Worker& me, const char* divisors) {
   const bool is_int8 = next.weights == Weights::kInt8;
   if (norm.weight == nullptr && !is_int8) return {from, nullptr};
   if (norm.weight != nullptr) me.stream.ahead -= num_lines(norm.weight, values * size);
@@ -314,6 +332,10 @@ Inputs Pass::prepare(const Product& next, const Norm& norm, Rows from, int64_t v
       char* const at = is_int8 ? normed.at(n) : to.rows.at(n);
       k.rms_norm(type, row, norm.weight, at, values, norm.eps);
       row = at;
+    }
+    if (divisors != nullptr) {
+      divide(type, row, divisors, normed.at(n), values);
+      row = normed.at(n);
     }
     if (is_int8)
       k.quantize_row(type, row, values, reinterpret_cast<uint8_t*>(to.rows.at(n)),
@@ -467,7 +489,7 @@ struct Stack : torch::CustomClassHolder {
   Stack(std::vector<Optional> norms, std::vector<double> eps, const c10::List<Optional>& linears,
         std::vector<int64_t> outputs, std::vector<int64_t> sizes, std::vector<double> scales,
         Optional final_norm, double final_eps, const c10::List<Optional>& head,
-        int64_t head_outputs)
+        int64_t head_outputs, Optional head_divisors)
       : tensors_(std::move(norms)) {
     const size_t count = scales.size();
     TORCH_CHECK(count > 0 && tensors_.size() == 4 * count && eps.size() == 4 * count &&
@@ -517,6 +539,12 @@ struct Stack : torch::CustomClassHolder {
     for (const Optional& tensor : linears) tensors_.push_back(tensor);
     if (!head.empty()) head_ = product_of(head, 0, width_, head_outputs, dtype_);
     for (const Optional& tensor : head) tensors_.push_back(tensor);
+    if (head_divisors.has_value()) {
+      TORCH_CHECK(head_.has_value() && head_->weights == Weights::kInt8,
+                  "only the inputs of an int8 head are divided");
+      head_divisors_ = norm(head_divisors, 0, width_).weight;
+      tensors_.push_back(std::move(head_divisors));
+    }
   }
 
   // Hidden states after the final norm [N, D], the tapped ones side by side [N, taps * D], and
@@ -552,6 +580,7 @@ struct Stack : torch::CustomClassHolder {
     pass.width = width_;
     pass.final_norm = final_norm_;
     pass.head = has_logits ? &*head_ : nullptr;
+    pass.head_divisors = head_divisors_;
     pass.x = {mutable_bytes(rows), width_ * pass.size};
     pass.hidden = {mutable_bytes(hidden), width_ * pass.size};
     pass.logits = {mutable_bytes(logits), logits.size(1) * pass.size};
@@ -705,6 +734,7 @@ struct Stack : torch::CustomClassHolder {
   std::vector<Layer> layers_;
   Norm final_norm_;
   std::optional<Product> head_;
+  const char* head_divisors_ = nullptr;
   int64_t width_;
   at::ScalarType dtype_;
   std::mutex mutex_;
@@ -718,7 +748,7 @@ TORCH_LIBRARY_FRAGMENT(dspark, m) {
       .def(torch::init<std::vector<std::optional<Tensor>>, std::vector<double>,
                        c10::List<std::optional<Tensor>>, std::vector<int64_t>,
                        std::vector<int64_t>, std::vector<double>, std::optional<Tensor>, double,
-                       c10::List<std::optional<Tensor>>, int64_t>())
+                       c10::List<std::optional<Tensor>>, int64_t, std::optional<Tensor>>())
       .def("forward", &Stack::forward);
 }
 
