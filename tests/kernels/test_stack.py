@@ -70,7 +70,15 @@ class Toy:
             for _ in model.windows
         ]
         self.head = self.product(model.vocab_size, model.width)
-        self.stack = FusedStack(self.layers, final_norm=self.final_norm, head=self.head)
+        self.divisors_D = None
+        if model.quantization is not None:
+            self.divisors_D = self.random(model.width).abs() + 0.25
+        self.stack = FusedStack(
+            self.layers,
+            final_norm=self.final_norm,
+            head=self.head,
+            head_divisors_D=self.divisors_D,
+        )
 
     def random(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator).to(self.case.dtype)
@@ -161,7 +169,8 @@ class Toy:
             x = outputs[index] = x + layer.down(ops.silu_mul(gate_up))
         taps = [outputs[tap] for tap in self.model.taps]
         out = x if self.final_norm is None else rms_norm(x, *self.final_norm)
-        return out, torch.cat(taps, dim=-1) if taps else x[:, :0], self.head(out)
+        head_in = out if self.divisors_D is None else out / self.divisors_D
+        return out, torch.cat(taps, dim=-1) if taps else x[:, :0], self.head(head_in)
 
     def copies(self) -> list[tuple[Tensor, Tensor]]:
         return [(k.clone(), v.clone()) for k, v in self.pages]
@@ -248,6 +257,8 @@ def test_logits_are_made_only_where_they_are_wanted(instructions: str) -> None:
     out = toy.stack.run(toy.x_ND, keys=keys, values=values, **arguments)  # type: ignore[arg-type]
     assert out.logits_NV is None
     assert torch.equal(out.hidden_ND, toy.run(toy.copies())[0])
+    with pytest.raises(RuntimeError, match="inputs of an int8 head"):
+        FusedStack(toy.layers, final_norm=None, head=toy.head, head_divisors_D=toy.x_ND[0])
     toy.stack = FusedStack(toy.layers, final_norm=toy.final_norm)
     with pytest.raises(RuntimeError, match="without a head"):
         toy.run(toy.copies())
