@@ -136,8 +136,7 @@ class Toy:
             self.x_ND[rows],
             cos_PE=self.cos_PE,
             sin_PE=self.sin_PE,
-            keys=[k for k, _ in pages],
-            values=[v for _, v in pages],
+            pages=self.stack.bind([k for k, _ in pages], [v for _, v in pages]),
             layout=self.layout(rows),
             taps=self.model.taps,
             has_logits=True,
@@ -253,8 +252,8 @@ def test_threads_go_on_with_whole_heads_and_gates(
 def test_logits_are_made_only_where_they_are_wanted(instructions: str) -> None:
     toy = Toy(plain_model(), plain_case())
     arguments = {"cos_PE": toy.cos_PE, "sin_PE": toy.sin_PE, "layout": toy.layout()}
-    keys, values = zip(*toy.copies(), strict=True)
-    out = toy.stack.run(toy.x_ND, keys=keys, values=values, **arguments)  # type: ignore[arg-type]
+    pages = toy.stack.bind(*zip(*toy.copies(), strict=True))
+    out = toy.stack.run(toy.x_ND, pages=pages, **arguments)  # type: ignore[arg-type]
     assert out.logits_NV is None
     assert torch.equal(out.hidden_ND, toy.run(toy.copies())[0])
     with pytest.raises(RuntimeError, match="inputs of an int8 head"):
@@ -338,3 +337,35 @@ def test_what_does_not_fit_is_refused(instructions: str) -> None:
     layer = replace(toy.layers[0], num_kv_heads=1)
     with pytest.raises(RuntimeError, match="do not fit each other"):
         FusedStack([layer], final_norm=None)
+
+
+def test_ids_stand_for_their_rows_of_the_embedding(instructions: str) -> None:
+    toy = Toy(plain_model(), plain_case())
+    embedding_VD = toy.random(50, 64)
+    ids_N = torch.randint(50, (len(toy.x_ND),), generator=toy.generator)
+    toy.x_ND = embedding_VD[ids_N]
+    expected = toy.run(toy.copies())
+    toy.x_ND = ids_N
+    with pytest.raises(RuntimeError, match="without an embedding"):
+        toy.run(toy.copies())
+    toy.stack = FusedStack(
+        toy.layers, final_norm=toy.final_norm, head=toy.head, embedding_VD=embedding_VD
+    )
+    assert_same(toy.run(toy.copies()), expected)
+    for wrong in (-1, 50):
+        toy.x_ND = ids_N.clone()
+        toy.x_ND[-1] = wrong
+        with pytest.raises(RuntimeError, match=f"id {wrong} is not in an embedding of 50"):
+            toy.run(toy.copies())
+    with pytest.raises(RuntimeError, match="rows of 64 values"):
+        FusedStack(toy.layers, final_norm=None, embedding_VD=embedding_VD[:, 1:])
+
+
+def test_pages_belong_to_the_stack_that_bound_them(instructions: str) -> None:
+    toy, other = Toy(plain_model(), plain_case()), Toy(plain_model(), plain_case())
+    keys, values = zip(*toy.copies(), strict=True)
+    pages = toy.stack.bind(keys, values)
+    with pytest.raises(RuntimeError, match="of another stack"):
+        other.stack.run(
+            other.x_ND, cos_PE=toy.cos_PE, sin_PE=toy.sin_PE, pages=pages, layout=toy.layout()
+        )

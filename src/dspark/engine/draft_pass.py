@@ -55,6 +55,8 @@ class DraftPass:
         self._scale = config.head_dim**-0.5
         self._context = context_weights(drafter)
         self._stack = backbone_stack(drafter)
+        if self._stack is not None:
+            self._stack_pages = self._stack.bind(self._pages.keys, self._pages.values)
         self._walk_weights = walk_weights(drafter)
         self._tables = RotaryTables(drafter.angles)
         self._probs = torch.empty(0, device=self.device)  # memory of q, kept from step to step
@@ -149,8 +151,7 @@ class DraftPass:
             x_ND,
             cos_PE=cos_PE,
             sin_PE=sin_PE,
-            keys=self._pages.keys,
-            values=self._pages.values,
+            pages=self._stack_pages,
             layout=layout,
         ).hidden_ND
 

@@ -101,15 +101,12 @@ def _judge_at_once(
     block: DraftBlock | None,
     vocabulary: DraftVocabulary | None,
 ) -> tuple[list[int], list[int]] | None:
-    is_every = len(picked) == len(rounds)
-    probs_RKS = None
-    if block is None:
-        tokens_RK = logits_NV.new_empty((len(picked), 0), dtype=torch.int64)
-    else:
-        tokens_RK = block.tokens_RK if is_every else block.tokens_RK[list(picked)]
-        probs_RKS = block.probs_RKS
-        if probs_RKS is not None and not is_every:
-            probs_RKS = probs_RKS[list(picked)]
+    tokens_RK = probs_RKS = None
+    if block is not None:
+        tokens_RK, probs_RKS = block.tokens_RK, block.probs_RKS
+        if len(picked) < len(rounds):
+            tokens_RK = tokens_RK[list(picked)]
+            probs_RKS = None if probs_RKS is None else probs_RKS[list(picked)]
     return decide(
         logits_NV,
         rounds=rounds.pick(picked),

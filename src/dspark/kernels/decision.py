@@ -29,16 +29,16 @@ def decide(
     rounds: RoundTable,
     starts: Sequence[int],
     lengths: Sequence[int],
-    draft_tokens_RK: Tensor,
+    draft_tokens_RK: Tensor | None = None,
     draft_probs_RKS: Tensor | None = None,
     vocabulary: DraftVocabulary | None = None,
 ) -> tuple[list[int], list[int]] | None:
     """Drafted tokens that each request accepts, and the token after them.
 
     Request r has rows `starts[r] .. + lengths[r]` of the logits; `draft_tokens_RK` are target ids,
-    invalid ones are refused. `draft_probs_RKS`: what they were drawn from, needed where drafts of
-    a request with maximal coupling are verified. `None` if a row that had to be looked at has no
-    finite largest logit: the reference says what is wrong.
+    invalid ones are refused; `None` if nothing is drafted. `draft_probs_RKS`: what they were drawn
+    from, needed where drafts of a request with maximal coupling are verified. `None` is returned if
+    a row that had to be looked at has no finite largest logit: the reference says what is wrong.
     """
     num_accepted, next_tokens = torch.ops.dspark.decide(
         logits_NV,
@@ -46,7 +46,7 @@ def decide(
         rounds.temperatures_R,
         starts,
         lengths,
-        draft_tokens_RK.contiguous(),
+        None if draft_tokens_RK is None else draft_tokens_RK.contiguous(),
         draft_probs_RKS,
         None if vocabulary is None else vocabulary.column_V,
     ).tolist()

@@ -8,7 +8,7 @@ call of an operator costs. Its bits are those of the operators called one by one
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,6 +59,12 @@ class StackOutput(NamedTuple):
     logits_NV: Tensor | None
 
 
+class StackPages(NamedTuple):
+    """Keys and values of a stack's layers as its calls take them, checked once."""
+
+    bound: Any
+
+
 class FusedStack:
     """The layers' weights, in use as they lie; scratch memory is kept from call to call."""
 
@@ -69,11 +75,12 @@ class FusedStack:
         final_norm: Norm | None,
         head: PackedLinear | None = None,
         head_divisors_D: Tensor | None = None,
+        embedding_VD: Tensor | None = None,
     ) -> None:
         """Every layer must be `is_compiled`, and so must the head, whose input is the result.
 
         `head_divisors_D`: the result is divided by them before it meets an int8 head. Raises
-        `RuntimeError` for a head of other weights.
+        `RuntimeError` for a head of other weights. `embedding_VD`: its rows may be asked for by id.
         """
         norms: list[Norm | None] = []
         products: list[PackedLinear | None] = []
@@ -94,33 +101,42 @@ class FusedStack:
             [] if head is None else list(_parts(head)),
             0 if head is None else head.out_features,
             None if head is None else head_divisors_D,
+            None if embedding_VD is None else embedding_VD.detach(),
         )
+        self._forward = self._stack.forward
+        self.has_embedding = embedding_VD is not None
         self.has_head = head is not None
+
+    def bind(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> StackPages:
+        """Pages [num_pages, G, page_size, E] of each layer, for `run`; they stay in use.
+
+        Raises `RuntimeError` for pages that do not fit the layers.
+        """
+        return StackPages(self._stack.bind(list(keys), list(values)))
 
     def run(
         self,
-        x_ND: Tensor,
+        x: Tensor,
         *,
         cos_PE: Tensor,
         sin_PE: Tensor,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
+        pages: StackPages,
         layout: AttentionLayout,
         taps: Sequence[int] = (),
         has_logits: bool = False,
     ) -> StackOutput:
         """Hidden states [N, D], tapped layer outputs [N, taps * D], and logits [N, V] if wanted.
 
-        `cos_PE`, `sin_PE`: rotary tables by position. `taps`: numbers of layers, -1 for x itself.
-        The tokens' keys and values are written into the pages of each layer. Raises
-        `RuntimeError` if logits are wanted of a stack without a head.
+        `x`: embedded tokens [N, D], or ids [N] of a stack with an embedding. `cos_PE`, `sin_PE`:
+        rotary tables by position. `pages` come from `bind`; the tokens' keys and values are written
+        into them. `taps`: numbers of layers, -1 for the embedded tokens. Raises `RuntimeError` if
+        logits are wanted of a stack without a head, or ids given to one without an embedding.
         """
-        hidden_ND, taps_NM, logits_NV = self._stack.forward(
-            x_ND,
+        hidden_ND, taps_NM, logits_NV = self._forward(
+            x,
             cos_PE,
             sin_PE,
-            list(keys),
-            list(values),
+            pages.bound,
             layout.block_tables_RP,
             layout.query_starts_R1,
             layout.visible_N,

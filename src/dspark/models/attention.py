@@ -31,7 +31,7 @@ class LayerShape:
     head_dim: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class KVPages:
     """Keys and values of every layer in pages; pages of one id belong together over layers.
 

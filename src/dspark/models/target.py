@@ -58,6 +58,7 @@ class Target:
         self.model = model
         self._base: nn.Module = model.base_model
         self._embedding: nn.Module = model.get_input_embeddings()
+        self._device: torch.device = self._embedding.weight.device  # asked for several times a step
         self._layers: nn.ModuleList = _decoder_layers(model)
         self._tapped: dict[int, Tensor] = {}
         self._bound: KVPages | None = None
@@ -141,7 +142,7 @@ class Target:
     @property
     def device(self) -> torch.device:
         """Where the weights lie."""
-        return self.embed_weight_VD.device
+        return self._device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -194,7 +195,7 @@ class Target:
         if self._stack is not None:
             inner = [i for i in tap_layers if i < self.spec.num_layers]
             hidden_ND, taps_NM, logits_NV = self._stack.run(
-                self.embed(input_ids_N),
+                input_ids_N if self._stack.has_embedding else self.embed(input_ids_N),
                 layout=layout,
                 pages=pages,
                 tap_layers=inner,
@@ -297,7 +298,11 @@ class Target:
                 fused.join()
         head = self.model.get_output_embeddings()
         stack = TargetStack.of(
-            self._base, list(self._layers), head, head_divisors_D=self._head_factors_D
+            self._base,
+            list(self._layers),
+            head,
+            self._embedding,
+            head_divisors_D=self._head_factors_D,
         )
         if stack is not None and self._has_bits_of_layers(stack):
             self._stack = stack

@@ -6,13 +6,14 @@ any other model keeps running layer by layer.
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from dspark.core import AttentionLayout
 from dspark.kernels.linear import PackedLinear
-from dspark.kernels.stack import FusedStack, StackOutput
+from dspark.kernels.stack import FusedStack, StackOutput, StackPages
 from dspark.models.attention import KVPages
 from dspark.models.fusion import FusedLayer, fused_norm
 from dspark.models.rotary import RotaryTables
@@ -27,6 +28,7 @@ class TargetStack:
     def __init__(self, stack: FusedStack, tables: RotaryTables) -> None:
         self._stack = stack
         self._tables = tables
+        self._bound: WeakKeyDictionary[KVPages, StackPages] = WeakKeyDictionary()
 
     @classmethod
     def of(
@@ -34,6 +36,7 @@ class TargetStack:
         base: nn.Module,
         layers: Sequence[nn.Module],
         head: nn.Module,
+        embedding: nn.Module,
         *,
         head_divisors_D: Tensor | None = None,
     ) -> "TargetStack | None":
@@ -53,6 +56,7 @@ class TargetStack:
             final_norm=norm,
             head=head if isinstance(head, PackedLinear) and head.is_compiled else None,
             head_divisors_D=head_divisors_D,
+            embedding_VD=_plain_rows(embedding),
         )
         return cls(stack, RotaryTables(_angles_of(rotary, like=norm.weight)))
 
@@ -61,27 +65,41 @@ class TargetStack:
         """Whether it can give logits."""
         return self._stack.has_head
 
+    @property
+    def has_embedding(self) -> bool:
+        """Whether `run` takes ids."""
+        return self._stack.has_embedding
+
     def run(
         self,
-        x_ND: Tensor,
+        x: Tensor,
         *,
         layout: AttentionLayout,
         pages: KVPages,
         tap_layers: Sequence[int],
         has_logits: bool = False,
     ) -> StackOutput:
-        """Embedded tokens to the last hidden states, the taps, and what the head makes of them."""
+        """Ids or embedded tokens to the last hidden states, the taps, and what the head makes."""
         cos_PE, sin_PE = self._tables.up_to(layout.max_visible)
+        bound = self._bound.get(pages)
+        if bound is None:
+            bound = self._bound[pages] = self._stack.bind(pages.keys, pages.values)
         return self._stack.run(
-            x_ND,
+            x,
             cos_PE=cos_PE,
             sin_PE=sin_PE,
-            keys=pages.keys,
-            values=pages.values,
+            pages=bound,
             layout=layout,
             taps=tap_layers,
             has_logits=has_logits,
         )
+
+
+def _plain_rows(embedding: nn.Module) -> Tensor | None:
+    """The rows of an embedding that only looks them up; others scale them, for instance."""
+    if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
+        return None
+    return embedding.weight if embedding.weight.is_contiguous() else None
 
 
 def _angles_of(rotary: Any, *, like: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

@@ -222,19 +222,19 @@ Outcome judge_maximal(const Kernels& k, const Verification& v, int64_t r,
 // Accepted tokens and the next one of each request, [2, R]; a next token of -1 says that a row's
 // scores are not finite.
 Tensor decide(const Tensor& logits, const Tensor& counters, const Tensor& temperatures,
-              at::IntArrayRef starts, at::IntArrayRef lengths, const Tensor& tokens,
+              at::IntArrayRef starts, at::IntArrayRef lengths, const std::optional<Tensor>& tokens,
               const std::optional<Tensor>& draft_probs, const std::optional<Tensor>& column_of) {
   const Matrix x(logits);
   const Rounds rounds = rounds_of(counters, temperatures);
-  TORCH_CHECK(tokens.dim() == 2 && tokens.size(0) == rounds.size);
+  TORCH_CHECK(!tokens.has_value() || (tokens->dim() == 2 && tokens->size(0) == rounds.size));
   TORCH_CHECK(static_cast<int64_t>(starts.size()) == rounds.size && lengths.size() == starts.size(),
               "expected a start and a length for each of ", rounds.size, " requests");
   Verification v = {x,
                     rounds,
                     starts.data(),
                     lengths.data(),
-                    whole_numbers(tokens, tokens.numel(), "tokens"),
-                    tokens.size(1),
+                    tokens.has_value() ? whole_numbers(*tokens, tokens->numel(), "tokens") : nullptr,
+                    tokens.has_value() ? tokens->size(1) : 0,
                     nullptr,
                     0,
                     0,
@@ -303,7 +303,7 @@ TORCH_LIBRARY_FRAGMENT(dspark, m) {
   m.def("draw_categorical(Tensor weights, Tensor uniforms) -> Tensor");
   m.def(
       "decide(Tensor logits, Tensor counters, Tensor temperatures, int[] starts, int[] lengths, "
-      "Tensor tokens, Tensor? draft_probs, Tensor? column_of) -> Tensor");
+      "Tensor? tokens, Tensor? draft_probs, Tensor? column_of) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(dspark, CPU, m) {

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -478,6 +479,15 @@ void Pass::gate(const Layer& layer, int64_t token, int64_t begin, int64_t end) {
 
 }  // namespace
 
+// Keys and values of the layers of one stack, checked once: there are two tensors for each layer,
+// and to take them from Python and to look at them takes as long as many a product.
+struct StackPages : torch::CustomClassHolder {
+  int64_t owner = 0;  // number of the stack
+  std::vector<Tensor> tensors;  // keeps the memory alive
+  std::vector<Attention> attention;  // of each layer, as far as the pages tell
+  int64_t num_pages = 0, page_size = 0;
+};
+
 // Weights of the layers, and memory for the work. Calls take turns.
 struct Stack : torch::CustomClassHolder {
   using Optional = std::optional<Tensor>;
@@ -489,7 +499,7 @@ struct Stack : torch::CustomClassHolder {
   Stack(std::vector<Optional> norms, std::vector<double> eps, const c10::List<Optional>& linears,
         std::vector<int64_t> outputs, std::vector<int64_t> sizes, std::vector<double> scales,
         Optional final_norm, double final_eps, const c10::List<Optional>& head,
-        int64_t head_outputs, Optional head_divisors)
+        int64_t head_outputs, Optional head_divisors, Optional embedding)
       : tensors_(std::move(norms)) {
     const size_t count = scales.size();
     TORCH_CHECK(count > 0 && tensors_.size() == 4 * count && eps.size() == 4 * count &&
@@ -545,37 +555,71 @@ struct Stack : torch::CustomClassHolder {
       head_divisors_ = norm(head_divisors, 0, width_).weight;
       tensors_.push_back(std::move(head_divisors));
     }
+    if (embedding.has_value()) {
+      TORCH_CHECK(embedding->dim() == 2 && embedding->size(1) == width_ &&
+                      embedding->scalar_type() == dtype_ && embedding->is_contiguous(),
+                  "an embedding must hold contiguous rows of ", width_, " values of ", dtype_);
+      embedding_ = std::move(embedding);
+    }
+  }
+
+  // The pages as `forward` takes them.
+  c10::intrusive_ptr<StackPages> bind(std::vector<Tensor> k_pages, std::vector<Tensor> v_pages) {
+    check_pages(k_pages, v_pages);
+    auto pages = c10::make_intrusive<StackPages>();
+    pages->owner = number_;
+    pages->num_pages = k_pages[0].size(0);
+    pages->page_size = k_pages[0].size(2);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const Layer& layer = layers_[i];
+      Attention a = {};
+      a.type = type_of(k_pages[i]);
+      a.k_pages = bytes(k_pages[i]);
+      a.v_pages = bytes(v_pages[i]);
+      for (int j = 0; j < 3; ++j) {
+        a.k_strides[j] = k_pages[i].stride(j);
+        a.v_strides[j] = v_pages[i].stride(j);
+      }
+      a.page_size = pages->page_size;
+      a.head_dim = layer.head_dim;
+      a.num_sharing = layer.num_q / layer.num_kv;
+      a.window = layer.window;
+      a.scale = layer.scale;
+      pages->attention.push_back(a);
+    }
+    for (auto* tensors : {&k_pages, &v_pages})
+      for (Tensor& tensor : *tensors) pages->tensors.push_back(std::move(tensor));
+    return pages;
   }
 
   // Hidden states after the final norm [N, D], the tapped ones side by side [N, taps * D], and
   // logits [N, V] if they are wanted, else [N, 0].
+  // `x`: hidden states [N, D], or ids [N] of a stack with an embedding.
   // `cos`, `sin`: rows by position. Keys and values of the tokens are written into the pages.
   std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& x, const Tensor& cos, const Tensor& sin,
-                                     std::vector<Tensor> k_pages, std::vector<Tensor> v_pages,
+                                     const c10::intrusive_ptr<StackPages>& pages,
                                      const Tensor& block_tables, const Tensor& query_starts,
                                      const Tensor& visible, const Tensor& positions,
                                      const Tensor& slots, std::vector<int64_t> taps,
                                      bool has_logits) {
     TORCH_CHECK(!has_logits || head_.has_value(), "a stack without a head has no logits");
-    TORCH_CHECK(x.dim() == 2 && x.size(1) == width_ && x.scalar_type() == dtype_,
-                "expected rows of ", width_, " values of ", dtype_, ", got ", x.sizes(), " of ",
-                x.scalar_type());
-    const int64_t num_tokens = x.size(0), num_taps = static_cast<int64_t>(taps.size());
-    const Tensor rows = x.clone(at::MemoryFormat::Contiguous);
+    TORCH_CHECK(pages->owner == number_, "the pages are those of another stack");
+    const Tensor rows = rows_of(x);
+    const int64_t num_tokens = rows.size(0), num_taps = static_cast<int64_t>(taps.size());
     const Tensor hidden = final_norm_.weight == nullptr ? rows : at::empty_like(rows);
     const Tensor logits =
-        at::empty({num_tokens, has_logits ? head_->num_outputs : 0}, x.options());
-    const Tensor tapped = at::empty({num_tokens, num_taps * width_}, x.options());
+        at::empty({num_tokens, has_logits ? head_->num_outputs : 0}, rows.options());
+    const Tensor tapped = at::empty({num_tokens, num_taps * width_}, rows.options());
     if (num_tokens == 0) return {hidden, tapped, logits};
     const Layout layout =
         Layout::of(block_tables, query_starts, visible, positions, slots, num_tokens);
     check_tables(cos, sin, layout);
-    check_pages(k_pages, v_pages, layout);
+    layout.check(pages->num_pages, pages->page_size);
     const std::lock_guard<std::mutex> guard(mutex_);
 
     Pass pass = {kernels(), layers_, layout, taps};
-    pass.type = type_of(x);
-    pass.size = x.element_size();
+    pass.type = type_of(rows);
+    pass.size = rows.element_size();
     pass.num_tokens = num_tokens;
     pass.width = width_;
     pass.final_norm = final_norm_;
@@ -590,7 +634,8 @@ struct Stack : torch::CustomClassHolder {
     const int64_t table_stride = cos.size(1) * cos.element_size();
     pass.cos = {const_cast<char*>(bytes(cos)), table_stride};
     pass.sin = {const_cast<char*>(bytes(sin)), table_stride};
-    run(pass, k_pages, v_pages);
+    pass.attention = pages->attention;
+    run(pass);
     return {hidden, tapped, logits};
   }
 
@@ -601,6 +646,28 @@ struct Stack : torch::CustomClassHolder {
                     weight->is_contiguous(),
                 "a norm must hold ", size, " contiguous values of ", dtype_);
     return {bytes(*weight), static_cast<float>(eps)};
+  }
+
+  // The tokens as the first layer gets them, in memory of their own.
+  Tensor rows_of(const Tensor& x) const {
+    if (x.scalar_type() != at::kLong) {
+      TORCH_CHECK(x.dim() == 2 && x.size(1) == width_ && x.scalar_type() == dtype_,
+                  "expected rows of ", width_, " values of ", dtype_, ", got ", x.sizes(), " of ",
+                  x.scalar_type());
+      return x.clone(at::MemoryFormat::Contiguous);
+    }
+    TORCH_CHECK(embedding_.has_value(), "a stack without an embedding takes no ids");
+    TORCH_CHECK(x.dim() == 1, "expected ids in a row, got ", x.sizes());
+    const int64_t* const ids = contiguous_data<int64_t>(x, x.size(0), "ids");
+    Tensor rows = at::empty({x.size(0), width_}, embedding_->options());
+    const size_t row_bytes = static_cast<size_t>(width_ * rows.element_size());
+    char* to = mutable_bytes(rows);
+    for (int64_t n = 0; n < x.size(0); ++n, to += row_bytes) {
+      TORCH_CHECK(ids[n] >= 0 && ids[n] < embedding_->size(0), "id ", ids[n],
+                  " is not in an embedding of ", embedding_->size(0));
+      memcpy(to, bytes(*embedding_) + static_cast<size_t>(ids[n]) * row_bytes, row_bytes);
+    }
+    return rows;
   }
 
   void check_tables(const Tensor& cos, const Tensor& sin, const Layout& layout) const {
@@ -616,8 +683,8 @@ struct Stack : torch::CustomClassHolder {
                   layout.positions[n], " is not in tables of ", cos.size(0));
   }
 
-  void check_pages(const std::vector<Tensor>& k_pages, const std::vector<Tensor>& v_pages,
-                   const Layout& layout) const {
+  void check_pages(const std::vector<Tensor>& k_pages,
+                   const std::vector<Tensor>& v_pages) const {
     TORCH_CHECK(k_pages.size() == layers_.size() && v_pages.size() == layers_.size(),
                 "a stack of ", layers_.size(), " layers takes as many keys and values, not ",
                 k_pages.size(), " and ", v_pages.size());
@@ -629,7 +696,6 @@ struct Stack : torch::CustomClassHolder {
                         pages->size(2) == k_pages[0].size(2) &&
                         pages->size(3) == layers_[i].head_dim && pages->stride(3) == 1,
                     "pages of layer ", i, " are ", pages->sizes(), " of ", pages->scalar_type());
-    layout.check(k_pages[0].size(0), k_pages[0].size(2));
   }
 
   // Layers that see alike share their plan.
@@ -642,28 +708,13 @@ struct Stack : torch::CustomClassHolder {
     return works_.back().second.get();
   }
 
-  void plan_attention(Pass& pass, const std::vector<Tensor>& k_pages,
-                      const std::vector<Tensor>& v_pages) {
+  void plan_attention(Pass& pass) {
     works_.clear();
     for (size_t i = 0; i < layers_.size(); ++i) {
-      const Layer& layer = layers_[i];
-      Attention a = {};
-      a.type = pass.type;
-      a.k_pages = bytes(k_pages[i]);
-      a.v_pages = bytes(v_pages[i]);
-      for (int j = 0; j < 3; ++j) {
-        a.k_strides[j] = k_pages[i].stride(j);
-        a.v_strides[j] = v_pages[i].stride(j);
-      }
-      a.page_size = k_pages[i].size(2);
-      a.head_dim = layer.head_dim;
-      a.num_sharing = layer.num_q / layer.num_kv;
+      Attention& a = pass.attention[i];
       a.visible = pass.layout.visible;
       a.positions = pass.layout.positions;
-      a.window = layer.window;
-      a.scale = layer.scale;
-      pass.attention.push_back(a);
-      pass.work.push_back(work_of(layer, a, pass.layout));
+      pass.work.push_back(work_of(layers_[i], a, pass.layout));
     }
   }
 
@@ -672,8 +723,8 @@ struct Stack : torch::CustomClassHolder {
     return {scratch.get(count * stride), stride};
   }
 
-  void run(Pass& pass, const std::vector<Tensor>& k_pages, const std::vector<Tensor>& v_pages) {
-    plan_attention(pass, k_pages, v_pages);
+  void run(Pass& pass) {
+    plan_attention(pass);
     int64_t heads = 0, seen = 0, gates = 0, inputs = unit_bytes(width_, pass.size);
     int64_t most_values = width_;
     for (const Layer& layer : layers_) {
@@ -730,11 +781,14 @@ struct Stack : torch::CustomClassHolder {
     return {first, first + count, first->begin, 0, kLinesAhead};
   }
 
+  static inline std::atomic<int64_t> num_stacks_{0};
+  const int64_t number_ = ++num_stacks_;
   std::vector<Optional> tensors_;  // keeps the weights alive
   std::vector<Layer> layers_;
   Norm final_norm_;
   std::optional<Product> head_;
   const char* head_divisors_ = nullptr;
+  std::optional<Tensor> embedding_;
   int64_t width_;
   at::ScalarType dtype_;
   std::mutex mutex_;
@@ -744,11 +798,14 @@ struct Stack : torch::CustomClassHolder {
 };
 
 TORCH_LIBRARY_FRAGMENT(dspark, m) {
+  m.class_<StackPages>("StackPages");
   m.class_<Stack>("Stack")
       .def(torch::init<std::vector<std::optional<Tensor>>, std::vector<double>,
                        c10::List<std::optional<Tensor>>, std::vector<int64_t>,
                        std::vector<int64_t>, std::vector<double>, std::optional<Tensor>, double,
-                       c10::List<std::optional<Tensor>>, int64_t, std::optional<Tensor>>())
+                       c10::List<std::optional<Tensor>>, int64_t, std::optional<Tensor>,
+                       std::optional<Tensor>>())
+      .def("bind", &Stack::bind)
       .def("forward", &Stack::forward);
 }
 
