@@ -35,6 +35,14 @@ def test_split_weights_load_as_the_same_drafter(
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
+def test_weights_are_as_readable_as_their_directory(folder: Path) -> None:
+    split_weights(folder, max_bytes=100_000)
+    folder.chmod(0o755)
+    split_weights(folder, max_bytes=100_000)
+    modes = {file.stat().st_mode & 0o777 for file in folder.glob("model*")}
+    assert modes == {folder.stat().st_mode & 0o666}
+
+
 def test_split_again_with_more_room_is_one_file(folder: Path) -> None:
     split_weights(folder, max_bytes=40_000)
     assert len(split_weights(folder, max_bytes=10_000_000)) == 1

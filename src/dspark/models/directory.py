@@ -32,6 +32,7 @@ def replaced_directory(path: Path, *, replaces: re.Pattern[str]) -> Iterator[Pat
             new, old = Path(room, "new"), Path(room, "old")
             new.mkdir()
             yield new
+            _let_others_read(new)
             _keep_others(path, new, replaces)
             for file in (*new.iterdir(), new):
                 _sync(file)
@@ -51,6 +52,12 @@ def replaced_directory(path: Path, *, replaces: re.Pattern[str]) -> Iterator[Pat
                 "space and save again."
             ) from error
         raise ModelError(f"{path} cannot be written ({error}); choose another place.") from error
+
+
+def _let_others_read(folder: Path) -> None:
+    """safetensors writes files for their owner alone; a drafter is as readable as its directory."""
+    for file in folder.iterdir():
+        file.chmod(folder.stat().st_mode & 0o666)
 
 
 def _keep_others(old: Path, new: Path, replaces: re.Pattern[str]) -> None:
