@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dspark.algorithms.live_cost import Part, StepSample, merged
-from dspark.algorithms.step_cost import StepCost
+from dspark.algorithms.live_cost import CostRatios, Part, StepSample, merged
+from dspark.algorithms.step_cost import ContextCost, StepCost
 from tests.algorithms.toy_costs import draft_seconds_of, linear_cost, seconds_of
 
 
@@ -92,3 +92,34 @@ def test_merging_twice_from_the_profile_is_the_same_as_once():
     samples = [verify_sample(cost, 4, 8, 2.0) for _ in range(10)]
     assert merged(cost, samples) == merged(cost, samples)
     assert seconds_of(merged(cost, samples), 4, 8) == pytest.approx(2 * seconds_of(cost, 4, 8))
+
+
+def test_kept_ratios_give_the_table_of_all_samples():
+    """Whole, in part, and with samples that are too old for either."""
+    rng = np.random.default_rng(0)
+    cost = linear_cost(context_cost=ContextCost(held=1e-5, attended=2e-6, draft_held=1e-5))
+    samples = []
+    for _ in range(400):
+        requests = int(rng.choice([1, 2, 3, 5, 8, 40]))
+        factor = float(np.exp(rng.normal(0.3, 0.3)))
+        if rng.random() < 0.4:
+            sample = draft_sample(cost, requests, factor)
+        else:
+            sample = verify_sample(cost, requests, requests + int(rng.integers(9)), factor)
+        samples.append(sample._replace(context=int(rng.integers(1, 20000))))
+    samples.append(StepSample(Part.VERIFY, num_requests=1, num_tokens=2, context=70, seconds=0.0))
+    for num_samples in (1, 37, 256, 1000):
+        ratios = CostRatios(cost, num_samples=num_samples)
+        for sample in samples:
+            ratios.add(sample)
+        expected = merged(cost, samples[-num_samples:])
+        found = ratios.table(range(len(cost.verify)))
+        for ours, theirs in zip(found.verify, expected.verify, strict=True):
+            np.testing.assert_allclose(ours.curve.seconds, theirs.curve.seconds, rtol=1e-9)
+        np.testing.assert_allclose(found.draft.seconds, expected.draft.seconds, rtol=1e-9)
+        for requests in (1, 3, 7, 1000):
+            part, tokens_N = ratios.table(cost.rows_around(requests)), np.arange(1, 70)
+            np.testing.assert_array_equal(
+                part.verify_seconds(requests, tokens_N, np.array([500])),
+                found.verify_seconds(requests, tokens_N, np.array([500])),
+            )

@@ -41,3 +41,19 @@ def test_many_requests_show_their_latest_rows() -> None:
     assert pair.shape == (DEPTH // 2, 2, 3)
     np.testing.assert_array_equal(pair[0], rows[[1, 5]])
     np.testing.assert_allclose(pair[1], rows[[1, 5]] / 100)
+
+
+def test_rows_of_few_requests_are_kept_as_those_of_many() -> None:
+    one, many = SurvivalHistory(3), SurvivalHistory(3)
+    rng = np.random.default_rng(0)
+    for history in (one, many):
+        history.begin(0)
+        history.begin(1)
+    for _ in range(DEPTH + 3):
+        rows = rng.random((2, 3)).astype(np.float32)
+        one.add_few([(0, rows[0].tolist()), (1, rows[1].tolist())])
+        many.add([0, 1], rows)
+    for history in (one, many):
+        history.begin(2)
+    np.testing.assert_array_equal(one.scenarios([0, 1]), many.scenarios([0, 1]))
+    np.testing.assert_array_equal(one.means([2]), many.means([2]))

@@ -1,15 +1,19 @@
 """Live correction of a step cost: what steps really took, against what the table said.
-It knows a table and samples; it keeps no state, so that forgetting is the caller's choice of
-samples and the window given here.
+It knows a table and samples. `merged` keeps no state and says what is meant; `CostRatios` gives
+the same table from sums that are kept, a few rows at a time, for use between steps.
 """
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
+from dspark.algorithms.cost_curve import CostCurve
 from dspark.algorithms.ranking import Floats, Ints
 from dspark.algorithms.step_cost import StepCost, VerifyRow
 
@@ -25,8 +29,7 @@ class Part(StrEnum):
     VERIFY = "verify"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSample:
+class StepSample(NamedTuple):
     """One measured part of one step."""
 
     part: Part
@@ -123,3 +126,111 @@ def _typical(ratios_N: Floats) -> float:
     distance_N = np.abs(ratios_N - np.median(ratios_N))
     reach = max(_NUM_DEVIATIONS * float(np.median(distance_N)), _LEAST_OUTLIER)
     return float(ratios_N[distance_N <= reach].mean())
+
+
+class CostRatios:
+    """Samples kept as log ratios by the entry of the table that they belong to."""
+
+    def __init__(
+        self, cost: StepCost, *, num_samples: int = 512, window: int = 32, prior: int = 4
+    ) -> None:
+        """`cost`: the profile. Samples further back than `num_samples` are forgotten."""
+        self._cost, self._num_samples = cost, num_samples
+        self._draft = _CurveRatios(cost.draft, window, prior)
+        self._verify = [_CurveRatios(row.curve, window, prior) for row in cost.verify]
+        self._recent_drafts: deque[tuple[int, float]] = deque(maxlen=window)
+        self._recent_verifies: deque[tuple[int, float]] = deque(maxlen=window)
+        self._num_seen = 0
+        self._row_of: dict[int, int] = {}
+        # seconds at the context of the profile, by requests and tokens (-1: the draft)
+        self._measured: dict[tuple[int, int], float] = {}
+
+    def add(self, sample: StepSample) -> None:
+        """The newest sample."""
+        self._num_seen += 1
+        priced = self._seconds(sample)
+        is_known = sample.seconds > 0.0 and priced > 0.0
+        item = (self._num_seen, math.log(sample.seconds / priced) if is_known else 0.0)
+        if sample.part is Part.DRAFT:
+            self._recent_drafts.append(item)
+            self._draft.add(sample.num_requests, item)
+        else:
+            self._recent_verifies.append(item)
+            self._verify[self._row(sample.num_requests)].add(sample.num_tokens, item)
+
+    def table(self, rows: Sequence[int]) -> StepCost:
+        """The corrected table, with these rows of `verify` alone; see `StepCost.rows_around`."""
+        oldest = self._num_seen - self._num_samples
+        overall = _typical_of(self._recent_drafts, oldest)
+        draft = self._draft.corrected(overall, oldest)
+        overall = _typical_of(self._recent_verifies, oldest)
+        return replace(
+            self._cost,
+            draft=draft,
+            verify=tuple(
+                replace(self._cost.verify[i], curve=self._verify[i].corrected(overall, oldest))
+                for i in rows
+            ),
+        )
+
+    def _seconds(self, sample: StepSample) -> float:
+        """What the profile says of it."""
+        num_requests, cost = sample.num_requests, self._cost
+        is_draft = sample.part is Part.DRAFT
+        key = (num_requests, -1 if is_draft else sample.num_tokens)
+        measured = self._measured.get(key)
+        if measured is None:
+            held_1 = np.array([num_requests * cost.context])
+            if is_draft:
+                found_1 = cost.draft_seconds(np.array([num_requests]), held_1)
+            else:
+                found_1 = cost.verify_seconds(num_requests, np.array([key[1]]), held_1)
+            measured = self._measured[key] = float(found_1[0])
+        if is_draft:
+            return cost.draft_in_context(measured, num_requests, sample.context)
+        return cost.verify_in_context(measured, num_requests, key[1], sample.context)
+
+    def _row(self, num_requests: int) -> int:
+        found = self._row_of.get(num_requests)
+        if found is None:
+            numbers = [row.num_requests for row in self._cost.verify]
+            found = int(_nearest(numbers, np.array([num_requests]))[0])
+            self._row_of[num_requests] = found
+        return found
+
+
+class _CurveRatios:
+    """The ratios of one curve."""
+
+    def __init__(self, curve: CostCurve, window: int, prior: int) -> None:
+        self._curve, self._window, self._prior = curve, window, prior
+        self._entries: dict[int, deque[tuple[int, float]]] = {}
+        self._entry_of: dict[int, int] = {}
+
+    def add(self, size: int, item: tuple[int, float]) -> None:
+        entry = self._entry_of.get(size)
+        if entry is None:
+            entry = self._entry_of[size] = int(_nearest(self._curve.sizes, np.array([size]))[0])
+            self._entries.setdefault(entry, deque(maxlen=self._window))
+        self._entries[entry].append(item)
+
+    def corrected(self, overall: float, oldest: int) -> CostCurve:
+        """Every entry times its own typical ratio, mixed with that of the whole part."""
+        factors = [math.exp(overall)] * len(self._curve.sizes)
+        for entry, items in self._entries.items():
+            count = sum(number > oldest for number, _ in items)
+            total = count * _typical_of(items, oldest) + self._prior * overall
+            factors[entry] = math.exp(total / (count + self._prior))
+        return self._curve.scaled(factors)
+
+
+def _typical_of(items: deque[tuple[int, float]], oldest: int) -> float:
+    """`_typical` of the ratios that are newer than number `oldest`, in plain arithmetic."""
+    ratios = [ratio for number, ratio in items if number > oldest]
+    if not ratios:
+        return 0.0
+    median = statistics.median(ratios)
+    distances = [abs(ratio - median) for ratio in ratios]
+    reach = max(_NUM_DEVIATIONS * statistics.median(distances), _LEAST_OUTLIER)
+    near = [ratio for ratio, distance in zip(ratios, distances, strict=True) if distance <= reach]
+    return sum(near) / len(near)

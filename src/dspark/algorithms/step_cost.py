@@ -82,17 +82,38 @@ class StepCost:
         )
         return _corrected(measured_N, extra_N)
 
-    def _measured(self, num_requests: int, tokens_N: Ints) -> Floats:
-        """The rows on both sides mixed, or the last two carried on beyond the last."""
+    def draft_in_context(self, measured: float, num_drafting: int, context: int) -> float:
+        """`draft_seconds` of one step, from what it is at the positions of the profile."""
+        extra = self.context_cost.draft_held * (context - num_drafting * self.context)
+        return max(measured + extra, (1.0 - _MOST_SAVED) * measured)
+
+    def verify_in_context(
+        self, measured: float, num_requests: int, num_tokens: int, context: int
+    ) -> float:
+        """`verify_seconds` of one step, from what it is at the positions of the profile."""
+        costs, more = self.context_cost, context / max(num_requests, 1) - self.context
+        extra = more * (costs.held * num_requests + costs.attended * num_tokens)
+        return max(measured + extra, (1.0 - _MOST_SAVED) * measured)
+
+    def rows_around(self, num_requests: int) -> tuple[int, ...]:
+        """Which rows of `verify` say what a step of so many requests costs: one, or two to mix."""
         numbers = [row.num_requests for row in self.verify]
         above = bisect_left(numbers, num_requests)
         if above < len(numbers) and (above == 0 or numbers[above] == num_requests):
-            return self.verify[above].curve.at(tokens_N)
+            return (above,)
         if len(numbers) == 1:
-            return self.verify[0].curve.at(tokens_N)
+            return (0,)
         high = min(above, len(numbers) - 1)
-        low_N, high_N = (self.verify[i].curve.at(tokens_N) for i in (high - 1, high))
-        share = (num_requests - numbers[high - 1]) / (numbers[high] - numbers[high - 1])
+        return high - 1, high
+
+    def _measured(self, num_requests: int, tokens_N: Ints) -> Floats:
+        """The rows on both sides mixed, or the last two carried on beyond the last."""
+        rows = [self.verify[i] for i in self.rows_around(num_requests)]
+        if len(rows) == 1:
+            return rows[0].curve.at(tokens_N)
+        low, high = rows
+        low_N, high_N = low.curve.at(tokens_N), high.curve.at(tokens_N)
+        share = (num_requests - low.num_requests) / (high.num_requests - low.num_requests)
         if share > 1.0:  # more requests than were measured never make the step quicker
             return high_N + (share - 1.0) * np.maximum(high_N - low_N, 0.0)
         mixed_N: Floats = (1.0 - share) * low_N + share * high_N

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dspark.algorithms.calibration import Calibration, Logits, SamplingClass
+from dspark.algorithms.few_requests import admit_few, causal_few, foresee_few, free_few
 from dspark.algorithms.foresight import Foresight, foresee
 from dspark.algorithms.online_calibration import next_explored
 from dspark.algorithms.policies import Adaptive, Search
@@ -25,7 +26,7 @@ from dspark.algorithms.prefix_scheduler import (
     choose_budget,
     free,
 )
-from dspark.algorithms.ranking import Ints, Survivals
+from dspark.algorithms.ranking import Survivals
 from dspark.algorithms.step_cost import StepCost
 from dspark.core import Coupling, SamplingParams, VerifyPlan
 from dspark.engine.live_calibration import LiveCalibration
@@ -36,6 +37,12 @@ from dspark.engine.survival_history import SurvivalHistory
 
 _CAUSAL_UP_TO = 4
 """Requests: the confidences of a few say more about their own step than the budget of the last."""
+_FEW = 4
+"""Requests up to which plain arithmetic beats calls for arrays."""
+_HOLDS, _HOLDS_FOR_MANY = 4, 2
+"""Steps that one decision serves while nothing but blocks changes: it looks at older ones only."""
+_TAKEN_IN_AT = 8
+"""Outcomes that are taken in together, at most: the code is fetched once for all of them."""
 _PROBED = 8
 """Requests that a probe drafts for, at most, in turn."""
 _REFRESH_EVERY = 16
@@ -55,16 +62,28 @@ class _Slot:
     """The next round that is verified in full."""
 
 
-@dataclass(slots=True)
-class _Step:
-    """A step between its outlook and its outcome."""
+@dataclass(slots=True, kw_only=True)
+class _Decision:
+    """What is settled before a block is drawn; it may serve several steps."""
 
-    outlook: Outlook
+    caps: list[int]
     drafting: Sequence[int]
     """Rows of the requests that draft."""
     prices: Prices | None
     choice: Choice | None
     why: str
+    search: Search = Search.CAUSAL
+    floors_R: np.ndarray | None = None
+    seconds_B: Sequence[float] = ()
+    """Those of the prices, of few requests without floors; otherwise empty."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step between its outlook and its outcome."""
+
+    outlook: Outlook
+    decision: _Decision
     lengths: Sequence[int]
     planned: Sequence[int]
     """Lengths without what was explored."""
@@ -85,7 +104,8 @@ class AdaptivePlanner:
     ) -> None:
         """`calibration` `None` believes the drafter's own confidences."""
         self.policy = policy
-        self.records: deque[PlanRecord] = deque(maxlen=NUM_RECORDS)
+        self._records: deque[PlanRecord] = deque(maxlen=NUM_RECORDS)
+        self._pending: list[tuple[_Step, Outcome]] = []
         self.costs = LiveCosts(cost)
         base = Calibration.identity(block_size) if calibration is None else calibration
         self.calibration = LiveCalibration(base, share=policy.share)
@@ -101,11 +121,20 @@ class AdaptivePlanner:
         self._looks_wider = False
         self._next_probed = 0
         self._step: _Step | None = None
-        self._searched: tuple[Outlook, Search] | None = None
-        self._rested: _Step | None = None  # the decision that drafting does not pay
+        self._rested: _Decision | None = None  # the decision that drafting does not pay
+        self._held: _Decision | None = None
+        self._held_for: tuple[object, ...] = ()
+        self._steps_held = 0
+
+    @property
+    def records(self) -> deque[PlanRecord]:
+        """The last steps."""
+        self._take_in()
+        return self._records
 
     def begin(self, slot: int, params: SamplingParams, seed: int) -> None:
         """A new request takes this place."""
+        self._take_in()
         is_shared = params.effective_coupling is Coupling.SHARED_NOISE
         self._slots[slot] = _Slot(
             sampling_class=LiveCalibration.index(SamplingClass.of(params)),
@@ -115,23 +144,20 @@ class AdaptivePlanner:
             explored=next_explored(seed, 0, self.policy.share),
         )
         self._history.begin(slot)
-        self._rested = None
+        self._rested = self._held = None
         self._probes.begin()
 
     def caps(self, outlook: Outlook) -> list[int]:
         """Whole blocks for the requests that draft in this step, 0 for the others."""
-        step = self._step = self._next_step(outlook)
-        caps = [0] * len(outlook.slots)
-        for r in step.drafting:
-            caps[r] = min(outlook.max_widths[r], self._block_size)
-        return caps
+        decision = self._decision(outlook)
+        none = [0] * len(decision.caps)
+        self._step = _Step(outlook, decision, lengths=none, planned=none)
+        return decision.caps
 
     def plan(self, logits_RK: Logits | None, caps: Sequence[int]) -> VerifyPlan:
         """Lengths by the block's own survivals, within what was chosen before it."""
         step = self._step
         assert step is not None
-        assert step.prices is not None
-        assert step.choice is not None
         if logits_RK is None:
             logits_RK = np.zeros((len(caps), self._block_size), dtype=np.float32)
             if self._blind is None:
@@ -139,74 +165,126 @@ class AdaptivePlanner:
                     self._block_size, share=self.policy.share
                 )
         step.logits_RK = logits_RK
-        calibration = self.calibration if self._blind is None else self._blind
-        slots = step.outlook.slots
-        class_R = np.array([self._slots[slot].sampling_class for slot in slots])
-        survival_RK = calibration.survival(logits_RK, class_R)
-        self._remember(step, survival_RK)
-        caps_R = np.array(caps)
-        lengths_R = self._search(step, survival_RK, caps_R)
-        step.planned = lengths_R.tolist()
-        step.lengths = self._explored(step, caps)
-        step.expected = self._expected(survival_RK, step.lengths)
+        if step.decision.seconds_B:
+            self._plan_few(step, logits_RK, caps)
+        else:
+            self._plan_many(step, logits_RK, caps)
         return VerifyPlan(lengths=step.lengths)
 
     def observe(self, outcome: Outcome) -> None:
-        """Takes in what was accepted and how long it took."""
+        """What was accepted and how long it took."""
         step, self._step = self._step, None
         assert step is not None
-        if step.logits_RK is not None:
-            self._learn(step, outcome)
-        predicted = self._predicted_seconds(step)
-        is_timed = outcome.draft_seconds is not None and outcome.verify_seconds is not None
-        if is_timed and predicted is not None and outcome.num_prompt_tokens == 0:
-            has_news = self.costs.observe(
-                num_requests=len(step.outlook.slots),
-                num_drafting=len(step.drafting),
-                num_tokens=len(step.outlook.slots) + sum(step.lengths),
-                context=step.outlook.context,
-                draft_seconds=outcome.draft_seconds or 0.0,
-                verify_seconds=outcome.verify_seconds or 0.0,
-                predicted_seconds=predicted,
-            )
-            if has_news:
-                self._rested = None
-        self._record(step, outcome, predicted)
+        self._pending.append((step, outcome))
+        if len(self._pending) >= _TAKEN_IN_AT:
+            self._take_in()
 
-    def _next_step(self, outlook: Outlook) -> _Step:
+    def _plan_few(self, step: _Step, logits_RK: Logits, caps: Sequence[int]) -> None:
+        decision, slots = step.decision, step.outlook.slots
+        classes = [self._slots[slot].sampling_class for slot in slots]
+        rows = self._calibration_in_use().survival_few(logits_RK.tolist(), classes)
+        self._history.add_few([(slots[r], rows[r]) for r in decision.drafting])
+        seconds_B, num_certain = decision.seconds_B, step.outlook.num_certain
+        if decision.why == "probe":
+            found = foresee_few([rows], seconds_B, decision.caps, num_certain)
+            self._probes.found(pays=found.rate > self._plain_rate(decision))
+        match decision.search:
+            case Search.FREE:
+                step.planned = free_few(rows, seconds_B, caps, num_certain)
+            case Search.CAUSAL:
+                step.planned = causal_few(rows, seconds_B, caps, num_certain)
+            case Search.DELAYED:
+                assert decision.choice is not None
+                step.planned = admit_few(rows, decision.choice.budget, caps)
+        step.lengths = self._explored(step, caps)
+        step.expected = sum(
+            sum(row[:length]) for row, length in zip(rows, step.lengths, strict=True)
+        )
+
+    def _plan_many(self, step: _Step, logits_RK: Logits, caps: Sequence[int]) -> None:
+        decision, slots = step.decision, step.outlook.slots
+        class_R = np.array([self._slots[slot].sampling_class for slot in slots])
+        survival_RK = self._calibration_in_use().survival(logits_RK, class_R)
+        rows = list(decision.drafting)
+        self._history.add([slots[r] for r in rows], survival_RK[rows])
+        if decision.why == "probe":
+            assert decision.prices is not None
+            found = foresee(survival_RK[None], decision.prices, np.array(decision.caps))
+            self._probes.found(pays=found.rate > self._plain_rate(decision))
+        step.planned = self._search(decision, survival_RK, caps)
+        step.lengths = self._explored(step, caps)
+        is_verified_RK = np.arange(self._block_size) < np.array(step.lengths)[:, None]
+        step.expected = float(survival_RK[is_verified_RK].sum())
+
+    def _search(
+        self, decision: _Decision, survival_RK: Survivals, caps: Sequence[int]
+    ) -> Sequence[int]:
+        assert decision.prices is not None
+        assert decision.choice is not None
+        caps_R = np.array(caps)
+        limits = Limits(caps_R=caps_R, floors_R=decision.floors_R)
+        drafted = decision.prices.without_plain
+        match decision.search:
+            case Search.FREE:
+                lengths_R = free(survival_RK, drafted, limits)[1]
+            case Search.CAUSAL:
+                lengths_R = causal(survival_RK, drafted, limits, decision.choice.least_R)[1]
+            case Search.DELAYED:
+                lengths_R = admit(survival_RK, decision.choice, caps_R)
+        lengths: list[int] = lengths_R.tolist()
+        return lengths
+
+    def _calibration_in_use(self) -> LiveCalibration:
+        return self.calibration if self._blind is None else self._blind
+
+    def _plain_rate(self, decision: _Decision) -> float:
+        assert decision.choice is not None
+        return decision.choice.plain_rate or 0.0
+
+    def _decision(self, outlook: Outlook) -> _Decision:
         able = [r for r, width in enumerate(outlook.max_widths) if width > 0]
         if not able:
             return self._plain(outlook)
         rested = self._rested
-        if rested is None or len(rested.outlook.slots) != len(outlook.slots):
-            return self._decide(outlook, able)
-        # nothing was drafted since drafting was found not to pay, so nothing is known anew
-        if self._probes.is_due(len(outlook.slots), _loss_of(rested.choice)):
-            return self._probe(outlook, able)
-        return self._plain(outlook, rested.prices, rested.choice)
+        if rested is not None and len(rested.caps) == len(outlook.slots):
+            # nothing was drafted since drafting was found not to pay, so nothing is known anew
+            if self._probes.is_due(len(outlook.slots), _loss_of(rested.choice)):
+                return self._probe(outlook, able)
+            return rested
+        block_size = self._block_size
+        now = (
+            *outlook.slots,
+            *[width if width < block_size else block_size for width in outlook.max_widths],
+            outlook.num_prompt_tokens,
+            outlook.num_certain,
+        )
+        holds = _HOLDS if len(outlook.slots) <= _FEW else _HOLDS_FOR_MANY
+        if self._held is not None and self._steps_held < holds and self._held_for == now:
+            self._steps_held += 1
+            self._steps_left_out += self._steps_left_out > 0
+            return self._held
+        self._take_in()
+        decision = self._decide(outlook, able)
+        self._held = decision if decision.why == "drafted" else None
+        self._held_for, self._steps_held = now, 1
+        return decision
 
     def _plain(
         self, outlook: Outlook, prices: Prices | None = None, choice: Choice | None = None
-    ) -> _Step:
+    ) -> _Decision:
         none = [0] * len(outlook.slots)
-        return _Step(
-            outlook=outlook,
-            drafting=(),
-            prices=prices,
-            choice=choice,
-            why="plain",
-            lengths=none,
-            planned=none,
-        )
+        return _Decision(caps=none, drafting=(), prices=prices, choice=choice, why="plain")
 
-    def _rest(self, outlook: Outlook, able: Sequence[int], prices: Prices, choice: Choice) -> _Step:
+    def _rest(
+        self, outlook: Outlook, able: Sequence[int], prices: Prices, choice: Choice
+    ) -> _Decision:
         """A step without drafts, unless it is time for a probe."""
         if self._probes.is_due(len(outlook.slots), _loss_of(choice)):
             return self._probe(outlook, able)
         self._rested = self._plain(outlook, prices, choice)
         return self._rested
 
-    def _decide(self, outlook: Outlook, able: Sequence[int]) -> _Step:
+    def _decide(self, outlook: Outlook, able: Sequence[int]) -> _Decision:
         """Whether the step drafts, for whom, and with which budget."""
         drafting, prices, foresight = self._best_group(outlook, able)
         plain_rate = outlook.num_certain / (prices.plain_seconds or 1.0)
@@ -234,11 +312,10 @@ class AdaptivePlanner:
         self, outlook: Outlook, able: Sequence[int]
     ) -> tuple[Sequence[int], Prices, Foresight]:
         """The requests whose drafts pay best: all that can, or the most confident of them."""
-        survival_SRK = self._history.scenarios(outlook.slots)
         found = []
         for group in self._groups(outlook, able):
-            prices, caps_R = self._prices(outlook, group)
-            found.append((group, prices, foresee(survival_SRK, prices, caps_R)))
+            prices, caps = self._prices(outlook, group)
+            found.append((group, prices, self._foresee(outlook, prices, caps)))
         best = max(found, key=lambda item: self._rate(outlook, item[2]))
         self._quarters = max(1, -(-4 * len(best[0]) // len(able)))
         is_partial = len(best[0]) < len(able)
@@ -257,25 +334,31 @@ class AdaptivePlanner:
         sizes = {max(len(able) * part // 4, 1) for part in parts}
         return [sorted(order[:size]) for size in sorted(sizes)]
 
-    def _prices(self, outlook: Outlook, drafting: Sequence[int]) -> tuple[Prices, Ints]:
-        caps_R = np.minimum(outlook.max_widths, self._block_size)
-        if len(drafting) < len(caps_R):
-            is_left_out_R = np.ones(len(caps_R), dtype=bool)
-            is_left_out_R[list(drafting)] = False
-            caps_R[is_left_out_R] = 0
+    def _foresee(self, outlook: Outlook, prices: Prices, caps: Sequence[int]) -> Foresight:
+        survival_SRK = self._history.scenarios(outlook.slots)
+        if len(caps) > _FEW:
+            return foresee(survival_SRK, prices, np.array(caps))
+        return foresee_few(
+            survival_SRK.tolist(), prices.seconds_B.tolist(), caps, prices.num_certain
+        )
+
+    def _prices(self, outlook: Outlook, drafting: Sequence[int]) -> tuple[Prices, list[int]]:
+        caps = [0] * len(outlook.slots)
+        for r in drafting:
+            caps[r] = min(outlook.max_widths[r], self._block_size)
         prices = self.costs.prices(
-            num_requests=len(outlook.slots),
+            num_requests=len(caps),
             num_drafting=len(drafting),
             num_prompt_tokens=outlook.num_prompt_tokens,
             num_certain=outlook.num_certain,
             context=outlook.context,
-            most=int(caps_R.sum()),
+            most=sum(caps),
         )
-        return prices, caps_R
+        return prices, caps
 
     def _rate(self, outlook: Outlook, foresight: Foresight) -> float:
         """What the search in force can reach."""
-        is_delayed = self._search_of(outlook) is Search.DELAYED
+        is_delayed = self._find_search(outlook) is Search.DELAYED
         return foresight.fixed_rate if is_delayed else foresight.rate
 
     def _kept_budget(self, foresight: Foresight) -> int:
@@ -288,9 +371,9 @@ class AdaptivePlanner:
 
     def _with_floors(
         self, outlook: Outlook, drafting: Sequence[int], prices: Prices, floors_R: np.ndarray
-    ) -> _Step:
+    ) -> _Decision:
         """Requests may insist on a speed: the budget that keeps as many floors as can be."""
-        caps_R = self._prices(outlook, drafting)[1]
+        caps_R = np.array(self._prices(outlook, drafting)[1])
         choice = choose_budget(
             self._history.means(outlook.slots),
             prices,
@@ -305,13 +388,13 @@ class AdaptivePlanner:
             return self._drafted(outlook, drafting, prices, choice, why="drafted")
         return self._rest(outlook, drafting, prices, choice)
 
-    def _probe(self, outlook: Outlook, able: Sequence[int]) -> _Step:
+    def _probe(self, outlook: Outlook, able: Sequence[int]) -> _Decision:
         """A few requests draft to see how it stands."""
         count = min(_PROBED, len(able))
         picked = sorted({able[(self._next_probed + i) % len(able)] for i in range(count)})
         self._next_probed += count
-        prices, caps_R = self._prices(outlook, picked)
-        foresight = foresee(self._history.scenarios(outlook.slots), prices, caps_R)
+        prices, caps = self._prices(outlook, picked)
+        foresight = self._foresee(outlook, prices, caps)
         choice = Choice(
             budget=max(foresight.budget, len(picked)),
             least_R=None,
@@ -329,26 +412,24 @@ class AdaptivePlanner:
         choice: Choice,
         *,
         why: str,
-    ) -> _Step:
+    ) -> _Decision:
         self._rested = None
-        return _Step(
-            outlook=outlook,
+        floors_R = self._floors(outlook)
+        is_few = len(outlook.slots) <= _FEW and floors_R is None
+        return _Decision(
+            caps=self._prices(outlook, drafting)[1],
             drafting=drafting,
             prices=prices,
             choice=choice,
             why=why,
-            lengths=(),
-            planned=(),
+            search=self._find_search(outlook),
+            floors_R=floors_R,
+            seconds_B=prices.seconds_B.tolist() if is_few else (),
         )
 
     def _floors(self, outlook: Outlook) -> np.ndarray | None:
         floors = [self._slots[slot].floor for slot in outlook.slots]
         return np.array(floors) if any(floors) else None
-
-    def _search_of(self, outlook: Outlook) -> Search:
-        if self._searched is None or self._searched[0] is not outlook:
-            self._searched = outlook, self._find_search(outlook)
-        return self._searched[1]
 
     def _find_search(self, outlook: Outlook) -> Search:
         if self.policy.search is not None:
@@ -357,23 +438,10 @@ class AdaptivePlanner:
             return Search.FREE
         return Search.CAUSAL if len(outlook.slots) <= _CAUSAL_UP_TO else Search.DELAYED
 
-    def _search(self, step: _Step, survival_RK: Survivals, caps_R: Ints) -> Ints:
-        assert step.prices is not None
-        assert step.choice is not None
-        limits = Limits(caps_R=caps_R, floors_R=self._floors(step.outlook))
-        drafted = step.prices.without_plain
-        match self._search_of(step.outlook):
-            case Search.FREE:
-                return free(survival_RK, drafted, limits)[1]
-            case Search.CAUSAL:
-                return causal(survival_RK, drafted, limits, step.choice.least_R)[1]
-            case Search.DELAYED:
-                return admit(survival_RK, step.choice, caps_R)
-
     def _explored(self, step: _Step, caps: Sequence[int]) -> Sequence[int]:
         """Some rounds are verified in full; which, was drawn long before this block."""
         lengths, outlook = list(step.planned), step.outlook
-        for r in step.drafting:
+        for r in step.decision.drafting:
             slot, now = self._slots[outlook.slots[r]], outlook.rounds[r]
             if slot.explored <= now:
                 # rounds that passed without a draft are not made up for
@@ -382,28 +450,32 @@ class AdaptivePlanner:
                 slot.explored = next_explored(slot.seed, now + 1, self.policy.share)
         return lengths
 
-    def _remember(self, step: _Step, survival_RK: Survivals) -> None:
-        slots, rows = step.outlook.slots, step.drafting
-        if len(rows) == len(slots):
-            self._history.add(slots, survival_RK)
-        else:
-            self._history.add([slots[r] for r in rows], survival_RK[list(rows)])
-        if step.why == "probe":
-            self._probes.found(pays=self._would_pay(step, survival_RK))
-
-    def _would_pay(self, step: _Step, survival_RK: Survivals) -> bool:
-        """Whether drafting for those that were probed paid in this very step."""
-        assert step.prices is not None
-        assert step.choice is not None
-        caps_R = self._prices(step.outlook, step.drafting)[1]
-        found = foresee(survival_RK[None], step.prices, caps_R)
-        return found.rate > (step.choice.plain_rate or 0.0)
+    def _take_in(self) -> None:
+        """Learns from the steps that ended since the last time."""
+        pending, self._pending = self._pending, []
+        for step, outcome in pending:
+            if step.logits_RK is not None:
+                self._learn(step, outcome)
+            predicted = self._predicted_seconds(step)
+            is_timed = outcome.draft_seconds is not None and outcome.verify_seconds is not None
+            if is_timed and predicted is not None and outcome.num_prompt_tokens == 0:
+                has_news = self.costs.observe(
+                    num_requests=len(step.outlook.slots),
+                    num_drafting=len(step.decision.drafting),
+                    num_tokens=len(step.outlook.slots) + sum(step.lengths),
+                    context=step.outlook.context,
+                    draft_seconds=outcome.draft_seconds or 0.0,
+                    verify_seconds=outcome.verify_seconds or 0.0,
+                    predicted_seconds=predicted,
+                )
+                if has_news:
+                    self._rested = None
+            self._record(step, outcome, predicted)
 
     def _learn(self, step: _Step, outcome: Outcome) -> None:
         assert step.logits_RK is not None
-        calibration = self.calibration if self._blind is None else self._blind
-        rows = list(step.drafting)
-        calibration.observe(
+        rows = list(step.decision.drafting)
+        self._calibration_in_use().observe(
             step.logits_RK[rows],
             [self._slots[step.outlook.slots[r]].sampling_class for r in rows],
             planned=[step.planned[r] for r in rows],
@@ -411,35 +483,30 @@ class AdaptivePlanner:
             accepted=[outcome.accepted[r] for r in rows],
         )
 
-    def _expected(self, survival_RK: Survivals, lengths: Sequence[int]) -> float:
-        """Drafted tokens that survive, of those that are verified."""
-        if len(lengths) == 1:
-            return float(survival_RK[0, : lengths[0]].sum())
-        is_verified_RK = np.arange(survival_RK.shape[1]) < np.asarray(lengths)[:, None]
-        return float(survival_RK[is_verified_RK].sum())
-
     def _predicted_seconds(self, step: _Step) -> float | None:
-        if step.prices is None:
+        prices = step.decision.prices
+        if prices is None:
             return None
-        if not step.drafting:
-            return step.prices.plain_seconds
-        return float(step.prices.seconds_B[min(sum(step.lengths), len(step.prices.seconds_B) - 1)])
+        if not step.decision.drafting:
+            return prices.plain_seconds
+        return float(prices.seconds_B[min(sum(step.lengths), len(prices.seconds_B) - 1)])
 
     def _record(self, step: _Step, outcome: Outcome, predicted: float | None) -> None:
         seconds = None
         if outcome.draft_seconds is not None and outcome.verify_seconds is not None:
             seconds = outcome.draft_seconds + outcome.verify_seconds
+        choice = step.decision.choice
         is_explored = step.planned != step.lengths
-        self.records.append(
+        self._records.append(
             PlanRecord(
                 num_requests=len(step.outlook.slots),
-                num_drafting=len(step.drafting),
+                num_drafting=len(step.decision.drafting),
                 num_prompt_tokens=outcome.num_prompt_tokens,
                 lengths=step.lengths,
                 accepted=outcome.accepted,
-                why="explored" if is_explored else step.why,
-                rates_B=None if step.choice is None else step.choice.rates_B,
-                plain_rate=None if step.choice is None else step.choice.plain_rate,
+                why="explored" if is_explored else step.decision.why,
+                rates_B=None if choice is None else choice.rates_B,
+                plain_rate=None if choice is None else choice.plain_rate,
                 predicted_tokens=step.outlook.num_certain + step.expected,
                 predicted_seconds=predicted,
                 seconds=seconds,

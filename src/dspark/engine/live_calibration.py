@@ -75,19 +75,22 @@ class LiveCalibration:
 
     def survival(self, logits_RK: Logits, class_R: Ints) -> Survivals:
         """Calibrated a_k: [R, K]."""
-        if len(logits_RK) == 1:
-            return self._of_one(logits_RK[0].tolist(), int(class_R[0]))
         return scaled_survival(logits_RK, self._scale_CK[class_R], self._bias_CK[class_R])
 
-    def _of_one(self, logits: list[float], index: int) -> Survivals:
-        """The same of one request, without the cost of calls for arrays."""
+    def survival_few(
+        self, rows: Sequence[Sequence[float]], classes: Sequence[int]
+    ) -> list[list[float]]:
+        """The same of few requests, [R][K], without the cost of calls for arrays."""
+        return [self._of_one(row, index) for row, index in zip(rows, classes, strict=True)]
+
+    def _of_one(self, logits: Sequence[float], index: int) -> list[float]:
         survival, found = 1.0, []
         for logit, (scale, bias) in zip(logits, self._terms[index], strict=True):
             odds = scale * logit + bias
             # not a number: nothing survives from here on
             survival *= 1.0 / (1.0 + math.exp(-max(odds, -80.0))) if odds == odds else 0.0
             found.append(survival)
-        return np.array([found], dtype=np.float32)
+        return found
 
     def observe(
         self,

@@ -4,16 +4,14 @@ It is told seconds and keeps the latest; corrections start from the profile each
 """
 
 import math
-from collections import deque
 
-from dspark.algorithms.live_cost import Part, StepSample, merged
+from dspark.algorithms.live_cost import CostRatios, Part, StepSample
 from dspark.algorithms.prefix_scheduler import Prices
 from dspark.algorithms.step_cost import StepCost
 
-_NUM_SAMPLES = 512
 _FIRST_MERGE = 16
 _MERGE_EVERY = 128
-"""Steps: a merge takes milliseconds."""
+"""Steps: prices are made anew after it."""
 _SURPRISE = 0.25
 """Mean log ratio of measured to predicted seconds from which the next merge waits less."""
 _SURPRISE_EVERY = 64
@@ -28,8 +26,8 @@ class LiveCosts:
 
     def __init__(self, profile: StepCost) -> None:
         self.profile = profile
-        self.cost = profile
-        self._samples: deque[StepSample] = deque(maxlen=_NUM_SAMPLES)
+        self._ratios = CostRatios(profile)
+        self._tables: dict[tuple[int, ...], StepCost] = {}
         self._prices: dict[tuple[int, ...], Prices] = {}
         self._steps_since = 0
         self._wait = _FIRST_MERGE
@@ -52,7 +50,7 @@ class LiveCosts:
         if found is None:
             if len(self._prices) >= _MOST_PRICES:
                 self._prices.clear()
-            found = self.cost.prices(
+            found = self._table(num_requests).prices(
                 num_requests=num_requests,
                 num_drafting=num_drafting,
                 num_prompt_tokens=num_prompt_tokens,
@@ -78,7 +76,7 @@ class LiveCosts:
         """What a step took; whether it changed prices. Steps that read prompts are not for this:
         no plan depends on them."""
         if num_drafting:
-            self._samples.append(
+            self._ratios.add(
                 StepSample(
                     part=Part.DRAFT,
                     num_requests=num_drafting,
@@ -87,7 +85,7 @@ class LiveCosts:
                     seconds=draft_seconds,
                 )
             )
-        self._samples.append(
+        self._ratios.add(
             StepSample(
                 part=Part.VERIFY,
                 num_requests=num_requests,
@@ -107,8 +105,16 @@ class LiveCosts:
             self._merge()
         return is_due
 
+    def _table(self, num_requests: int) -> StepCost:
+        """The part of the corrected table that tells of so many requests."""
+        rows = self.profile.rows_around(num_requests)
+        if rows not in self._tables:
+            self._tables[rows] = self._ratios.table(rows)
+        return self._tables[rows]
+
     def _merge(self) -> None:
-        self.cost = merged(self.profile, list(self._samples))
+        """What was seen counts from now on; tables are made when they are asked for."""
+        self._tables.clear()
         self._prices.clear()
         self._steps_since = 0
         self._wait = min(2 * self._wait, _MERGE_EVERY)

@@ -85,7 +85,9 @@ class PlanRecord:
 class Planner(Protocol):
     """Once a step: `caps`, then `plan` if anybody drafts, then `observe`."""
 
-    records: deque[PlanRecord]
+    @property
+    def records(self) -> deque[PlanRecord]:
+        """The last steps."""
 
     def begin(self, slot: int, params: SamplingParams, seed: int) -> None:
         """A new request takes this place."""

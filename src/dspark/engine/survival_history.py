@@ -27,9 +27,11 @@ class SurvivalHistory:
         self._rows = np.zeros((0, DEPTH, block_size), dtype=np.float32)
         self._next = np.zeros(0, dtype=np.int64)
         self._next_recent = 0
+        self._pending: list[tuple[int, Sequence[float]]] = []
 
     def begin(self, slot: int) -> None:
         """A new request takes this slot."""
+        self._write()
         if slot >= len(self._rows):
             more = slot + 1 - len(self._rows)
             empty = np.zeros((more, DEPTH, self._block_size), dtype=np.float32)
@@ -40,14 +42,22 @@ class SurvivalHistory:
 
     def add(self, slots: Sequence[int], survival_RK: Survivals) -> None:
         """The rows of a block that was drawn for these requests."""
-        if len(slots) == 1:
-            slot = slots[0]
-            self._rows[slot, self._next[slot]] = survival_RK[0]
-            self._next[slot] = (self._next[slot] + 1) % DEPTH
-        else:
-            self._rows[slots, self._next[slots]] = survival_RK
-            self._next[slots] = (self._next[slots] + 1) % DEPTH
+        self._write()
+        self._rows[slots, self._next[slots]] = survival_RK
+        self._next[slots] = (self._next[slots] + 1) % DEPTH
         for row in survival_RK[-DEPTH:]:
+            self._recent_HK[self._next_recent] = row
+            self._next_recent = (self._next_recent + 1) % DEPTH
+
+    def add_few(self, rows: Sequence[tuple[int, Sequence[float]]]) -> None:
+        """(slot, row) of a block of few requests; written when somebody asks."""
+        self._pending.extend(rows)
+
+    def _write(self) -> None:
+        pending, self._pending = self._pending, []
+        for slot, row in pending:
+            self._rows[slot, self._next[slot]] = row
+            self._next[slot] = (self._next[slot] + 1) % DEPTH
             self._recent_HK[self._next_recent] = row
             self._next_recent = (self._next_recent + 1) % DEPTH
 
@@ -57,6 +67,7 @@ class SurvivalHistory:
         As many scenarios as one request has rows; fewer for many requests, which make up for the
         noise of one another.
         """
+        self._write()
         if len(slots) == 1:
             alone_SRK: npt.NDArray[np.float32] = self._rows[slots[0], :, None]
             return alone_SRK
@@ -67,5 +78,6 @@ class SurvivalHistory:
 
     def means(self, slots: Sequence[int]) -> Survivals:
         """Mean rows of these requests: [R, K]."""
+        self._write()
         means_RK: Survivals = self._rows[slots].mean(1)
         return means_RK
