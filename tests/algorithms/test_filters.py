@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark.algorithms.filters import Filter, filter_scores_
+from dspark.algorithms.filters import Filter, filter_scores_, keep_prefixes_
 from dspark.core import SamplingParams
 
 
@@ -86,6 +87,52 @@ def test_min_p_is_relative_to_the_most_likely_token_and_keeps_equals():
     scores = [math.log(p / 0.4) for p in (0.4, 0.25, 0.25, 0.1)]
     assert kept_by_filter(scores, Filter(min_p=0.5)) == {0, 1, 2}
     assert kept_by_filter([0.0, -1.0, 0.0], Filter(min_p=1.0)) == {0, 2}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    size=st.integers(1, 5000),
+    step=st.sampled_from([0.0, 0.1, 1.0]),
+    temperature=st.sampled_from([0.1, 1.0, 4.0]),
+    tokens=st.builds(
+        Filter,
+        top_k=st.one_of(st.none(), st.integers(1, 60), st.integers(1, 6000)),
+        top_p=st.sampled_from([1.0, 0.95, 0.5, 0.05, 1e-6]),
+        min_p=st.sampled_from([0.0, 0.02, 1.0]),
+    ),
+    seed=st.integers(0, 2**31),
+)
+def test_long_rows_keep_what_a_sort_of_their_ids_keeps(size, step, temperature, tokens, seed):
+    """The definition with its float sums, over a stable ranking of all ids."""
+    scores_V = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+    if step:
+        scores_V = np.round(scores_V / np.float32(step)) * np.float32(step)
+    scores_V = (scores_V - scores_V.max()) / np.float32(temperature)
+    ranking = np.argsort(-scores_V, kind="stable")[: tokens.top_k]
+    if tokens.top_p < 1.0:
+        running = np.cumsum(np.exp(scores_V[ranking]), dtype=np.float64)
+        ranking = ranking[np.concatenate([[True], running[:-1] < tokens.top_p * running[-1]])]
+    if tokens.min_p > 0.0:
+        ranking = ranking[scores_V[ranking] >= np.float32(math.log(tokens.min_p))]
+    expected_V = np.full(size, -np.inf, dtype=np.float32)
+    expected_V[ranking] = scores_V[ranking]
+    result_FV = filtered(torch.from_numpy(np.stack([scores_V, scores_V])), tokens)
+    assert np.array_equal(result_FV.numpy(), np.stack([expected_V, expected_V]))
+
+
+@pytest.mark.parametrize("step", [0.0, 0.5])
+@pytest.mark.parametrize(
+    "tokens",
+    [Filter(top_k=40), Filter(top_p=0.9), Filter(top_k=40, top_p=0.7), Filter(top_k=9000)],
+)
+def test_rows_filtered_at_once_keep_what_rows_one_by_one_keep(tokens: Filter, step: float):
+    scores_FV = torch.randn(5, 5000, generator=torch.Generator().manual_seed(8)) * 2.0
+    if step:
+        scores_FV = (scores_FV / step).round() * step
+    scores_FV -= scores_FV.amax(-1, keepdim=True)
+    at_once_FV = scores_FV.clone()
+    keep_prefixes_(at_once_FV, tokens)
+    assert torch.equal(at_once_FV, filtered(scores_FV, tokens))
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])

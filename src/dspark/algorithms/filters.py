@@ -6,8 +6,9 @@ equal scores by id, lowest first:
     top-k  keeps exactly the first k;
     top-p  keeps a token iff the mass ranked before it is below top_p (so always the first);
     min-p  keeps a token iff its probability is at least min_p times the largest one.
-What top-k and top-p keep is a prefix of the ranking. Its length follows from the sorted scores
-without their ids; which of equal scores it takes is settled afterwards.
+Sums and roundings are those of `prefix_search`. What top-k and top-p keep is a prefix of the
+ranking. Its length and the score of its last token follow from the scores without their ids;
+which of equal scores it takes is settled afterwards.
 Letters: F filtered rows, C leading tokens, V vocabulary.
 """
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.algorithms.row_chunks import row_chunks
+from dspark.algorithms.prefix_search import leading_prefix
 from dspark.core import SamplingParams
 
 
@@ -42,9 +43,30 @@ class Filter:
 
 
 def filter_scores_(scores_FV: Tensor, tokens: Filter) -> None:
-    """Sets dropped tokens to -inf in place; float32 scores with a finite maximum in each row."""
-    for rows in row_chunks(scores_FV):
-        _filter_chunk_(scores_FV[rows], tokens)
+    """Sets dropped tokens to -inf in place; float32 scores, the maximum of each row is 0."""
+    if tokens.top_k is not None or tokens.top_p < 1.0:
+        if scores_FV.device.type == "cpu":
+            for scores_V in scores_FV:
+                _keep_prefix_(scores_V, tokens)
+        else:
+            keep_prefixes_(scores_FV, tokens)
+    if tokens.min_p > 0.0:
+        _drop_below_(scores_FV, math.log(tokens.min_p))
+
+
+def keep_prefixes_(scores_FV: Tensor, tokens: Filter) -> None:
+    """Top-k and top-p over all rows at once, for devices whose host must not wait for each row.
+
+    Without top-k it sorts: only a value read back would tell how few of the scores matter.
+    """
+    limit = min(tokens.top_k or scores_FV.shape[1], scores_FV.shape[1])
+    if limit < scores_FV.shape[1]:
+        lead_FC = scores_FV.topk(limit).values
+    else:
+        lead_FC = scores_FV.sort(-1, descending=True).values
+    num_kept_F = _prefix_lengths(lead_FC, tokens.top_p)
+    last_F = lead_FC.gather(1, num_kept_F[:, None] - 1)[:, 0]
+    scores_FV.masked_fill_(~keep_leading(scores_FV, num_kept_F, last_F), -math.inf)
 
 
 def keep_leading(scores_FV: Tensor, num_kept_F: Tensor, last_F: Tensor) -> Tensor:
@@ -61,17 +83,19 @@ def keep_leading(scores_FV: Tensor, num_kept_F: Tensor, last_F: Tensor) -> Tenso
     return above_FV | (ties_FV & (ties_FV.cumsum(-1) <= num_ties_F[:, None]))
 
 
-def _filter_chunk_(scores_FV: Tensor, tokens: Filter) -> None:
-    limit = min(tokens.top_k or scores_FV.shape[1], scores_FV.shape[1])
-    if limit < scores_FV.shape[1] or tokens.top_p < 1.0:
-        lead_FC = _sorted_descending(scores_FV)[:, :limit]
-        num_kept_F = _prefix_lengths(lead_FC, tokens.top_p)
-        last_F = lead_FC.gather(1, num_kept_F[:, None] - 1)[:, 0]
-        kept_FV = keep_leading(scores_FV, num_kept_F, last_F)
-        scores_FV.masked_fill_(~kept_FV, -math.inf)
-    if tokens.min_p > 0.0:
-        below_FV = scores_FV - scores_FV.amax(-1, keepdim=True) < math.log(tokens.min_p)
-        scores_FV.masked_fill_(below_FV, -math.inf)
+def _keep_prefix_(scores_V: Tensor, tokens: Filter) -> None:
+    values_V = scores_V.numpy()
+    num_kept, last = leading_prefix(values_V, top_k=tokens.top_k, top_p=tokens.top_p)
+    num_surplus = int(np.count_nonzero(values_V >= last)) - num_kept
+    _drop_below_(scores_V, last)
+    if num_surplus > 0:
+        values_V[np.flatnonzero(values_V == last)[-num_surplus:]] = -np.inf
+
+
+def _drop_below_(scores: Tensor, floor: float) -> None:
+    # One vectorised pass, where a mask takes several; it keeps what is above its threshold.
+    under = float(np.nextafter(np.float32(floor), np.float32(-np.inf)))
+    torch.threshold_(scores, under, -math.inf)
 
 
 def _prefix_lengths(lead_FC: Tensor, top_p: float) -> Tensor:
@@ -79,13 +103,6 @@ def _prefix_lengths(lead_FC: Tensor, top_p: float) -> Tensor:
     if top_p == 1.0:
         return torch.full_like(lead_FC[:, 0], lead_FC.shape[1], dtype=torch.int64)
     # A running sum goes token by token, whoever shares the batch.
-    mass_FC = (lead_FC - lead_FC[:, :1]).exp().cumsum(-1, dtype=torch.float64)
+    mass_FC = lead_FC.exp().cumsum(-1, dtype=torch.float64)
     num_below_F = torch.searchsorted(mass_FC, top_p * mass_FC[:, -1:])[:, 0]
     return (num_below_F + 1).clamp(max=lead_FC.shape[1])
-
-
-def _sorted_descending(scores_FV: Tensor) -> Tensor:
-    if scores_FV.device.type == "cpu":
-        # NumPy sorts floats some twenty times faster than torch, which carries indices along.
-        return torch.from_numpy(-np.sort(-scores_FV.numpy(), axis=-1))
-    return scores_FV.sort(-1, descending=True).values
