@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dspark.benchmarks.passes import Passes
+from dspark.benchmarks.workload import demo_prompts
 from dspark.core import SamplingParams
 from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.llm import LLM, shipped_drafter
@@ -37,7 +38,7 @@ NUM_TOKENS = 20
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     with pytest.warns(UserWarning, match="with arithmetic bfloat16"):  # UC-158: it is said
-        return LLM.load(dtype="fp32", device="cpu", compile=False)
+        return LLM.load(dtype="fp32", device="cpu", compile=False, policy="fixed")
 
 
 @pytest.fixture(scope="module")
@@ -109,35 +110,27 @@ def test_the_shipped_drafter_is_found_and_helps(llm: LLM, prompts: list[list[int
     assert sum(t for t in taus if t is not None) / len(taus) > 1.3
 
 
-PASSAGE = """
-A lighthouse is a tower with a strong lamp that warns ships of rocks and shallow water. The first
-ones were open fires on hills. Later, oil lamps with mirrors and then lenses of ground glass threw
-the light much farther: a keeper climbed the stairs every evening, trimmed the wick, and wound up
-the clockwork that turned the lens. Each tower has its own rhythm of flashes, so a captain who
-counts the seconds between them can read from the chart where he is.
-
-def flashes(period, seconds):
-    return [period * n for n in range(int(seconds / period))]
-"""
-
-
 def test_bf16_logits_are_as_close_to_exact_ones_as_transformers(llm: LLM) -> None:
     """Issue 3: within the error of two bf16 runs of transformers, whose attention differs.
 
-    Root mean square of the difference here: ours 0.157, eager 0.149, sdpa 0.170.
+    Over the prompts of `demo`: one text alone moves any of the three figures by a fifth.
     """
-    ids = llm.prompt_ids([{"role": "user", "content": PASSAGE}])
+    texts = [prompt.text for prompt in demo_prompts(15)]
+    chats = [llm.prompt_ids([{"role": "user", "content": text}]) for text in texts]
     ours = Target.load(DEFAULT_TARGET, dtype=torch.bfloat16)
-    logits_TV = Passes(ours, num_requests=1, num_positions=len(ids)).score(ids, chunks=[len(ids)])
+    longest = max(map(len, chats))
+    passes = Passes(ours, num_requests=1, num_positions=longest)
     model = Target.load(DEFAULT_TARGET, dtype=torch.bfloat16, packed=False).model
     exact = copy.deepcopy(model).float()  # the same weights: only arithmetic differs
     exact.set_attn_implementation("eager")
+    squares = {"ours": 0.0, "eager": 0.0, "sdpa": 0.0}
     with torch.inference_mode():
-        exact_TV = exact(torch.tensor([ids])).logits[0]
-        errors = {}
-        for name in ("eager", "sdpa"):
-            model.set_attn_implementation(name)
-            other_TV = model(torch.tensor([ids])).logits[0].float()
-            errors[name] = float((other_TV - exact_TV).square().mean().sqrt())
-    error = float((logits_TV.float() - exact_TV).square().mean().sqrt())
-    assert 0 < error <= max(errors.values()), (error, errors)
+        for ids in chats:
+            exact_TV = exact(torch.tensor([ids])).logits[0]
+            logits = {"ours": passes.score(ids, chunks=[len(ids)])}
+            for name in ("eager", "sdpa"):
+                model.set_attn_implementation(name)
+                logits[name] = model(torch.tensor([ids])).logits[0]
+            for name, logits_TV in logits.items():
+                squares[name] += float((logits_TV.float() - exact_TV).square().mean())
+    assert 0 < squares["ours"] <= max(squares["eager"], squares["sdpa"]), squares
