@@ -100,6 +100,18 @@ def test_a_language_models_row_is_not_sorted(monkeypatch: pytest.MonkeyPatch):
     assert max(lengths) <= 4096
 
 
+def test_running_sums_go_token_by_token():
+    scores_V = row_of_scores(9000, 6.0)
+    masses_V = np.exp(-np.sort(-scores_V)).astype(np.float64)
+    total = 0.0
+    for mass in masses_V.tolist():
+        total += mass
+    top_p = float(np.cumsum(masses_V)[700] / total)
+    assert total == np.cumsum(masses_V)[-1]
+    count, _ = prefix_by_sort(scores_V, top_k=None, top_p=top_p)
+    assert count == int(np.searchsorted(np.cumsum(masses_V), top_p * total)) + 1
+
+
 def test_the_mass_of_a_score_does_not_depend_on_its_place():
     """What lets sums over parts of a row stand for sums over the sorted row."""
     scores_V = row_of_scores(3000, 4.0)
