@@ -30,6 +30,9 @@ from dspark.models.drafter_kernels import backbone_stack, context_weights, walk_
 from dspark.models.kinds import vocabulary_of
 from dspark.models.rotary import RotaryTables
 
+_MOST_PENDING = 64
+"""Tokens that wait to be fed, at most: a product of that many costs little more than one of 1."""
+
 
 class DraftPass:
     """A DSpark drafter, its pages, and its vocabulary: a `Proposer`."""
@@ -59,34 +62,55 @@ class DraftPass:
             self._stack_pages = self._stack.bind(self._pages.keys, self._pages.values)
         self._walk_weights = walk_weights(drafter)
         self._tables = RotaryTables(drafter.angles)
+        self._pending: list[StepStates] = []
+        self._pending_places: set[int] = set()
         self._probs = torch.empty(0, device=self.device)  # memory of q, kept from step to step
 
     def feed(self, states: StepStates) -> None:
-        """Write the context's keys and values of a step's tokens into the drafter's pages.
+        """Take the tokens of a step in for the drafter's pages.
 
-        Rejected tokens may be among them: their positions are written again, by the next block
-        and by the next step, before anything reads them.
+        Small steps wait until a block is drawn: steps that draft nothing then read the weights
+        of the context once for many tokens. Rejected tokens may be among them: their positions
+        are written again, by the next block and by a later step, before anything reads them.
         """
-        layout = states.layout
         if self._context is None:
             self._feed_by_modules(states)
             return
-        cos_PE, sin_PE = self._tables.up_to(layout.max_visible)
+        places = states.layout.slots_N.tolist()
+        if len(self._pending_places) + len(places) > _MOST_PENDING or not (
+            self._pending_places.isdisjoint(places)  # of two tokens at a place the later one stays
+        ):
+            self.write_fed()
+        self._pending.append(states)
+        self._pending_places.update(places)
+        if len(places) > _MOST_PENDING:
+            self.write_fed()
+
+    def write_fed(self) -> None:
+        """Write keys and values of the context for all tokens that wait."""
+        pending, self._pending = self._pending, []
+        self._pending_places.clear()
+        if not pending:
+            return
+        assert self._context is not None
+        layouts = [states.layout for states in pending]
+        cos_PE, sin_PE = self._tables.up_to(max(layout.max_visible for layout in layouts))
         feed_context(
             self._context,
-            states.taps_NM.to(self.drafter.dtype),
+            _joined([states.taps_NM for states in pending]).to(self.drafter.dtype),
             keys=self._pages.keys,
             values=self._pages.values,
             cos_PE=cos_PE,
             sin_PE=sin_PE,
-            positions_N=layout.positions_N,
-            places_N=layout.slots_N,
+            positions_N=_joined([layout.positions_N for layout in layouts]),
+            places_N=_joined([layout.slots_N for layout in layouts]),
         )
 
     def propose(
         self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: RoundTable
     ) -> DraftBlock:
         """One block of K tokens for each request, its last token being the anchor."""
+        self.write_fed()
         hidden_RKD = self._backbone(requests, cache, rounds)
         plain = []
         if self._walk_weights is not None:
@@ -255,6 +279,10 @@ class DraftPass:
         e_RKr = torch.stack(list(embeddings), dim=1) if head.rank > 0 else None
         logits_RK: Tensor = head(hidden_RKD, e_RKr)
         return logits_RK
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _merged(*parts: tuple[Sequence[int], DraftBlock]) -> DraftBlock:
