@@ -36,12 +36,14 @@ def layout_of(
     """
     if not (extension.IS_LOADED and device.type == "cpu"):
         return layout_by_arrays(runs, cache, device=device, is_two_way=is_two_way)
-    block_tables_RP, query_starts_R1, visible_N, positions_N, slots_N = torch.ops.dspark.lay_out(
-        torch.from_numpy(cache.table),
-        [number for run in runs for number in run],
-        cache.page_size,
-        is_two_way,
-        _LEAST,
+    block_tables_RP, query_starts_R1, visible_N, positions_N, slots_N = (
+        torch.ops.dspark.lay_out.default(
+            cache.table,
+            [number for run in runs for number in run],
+            cache.page_size,
+            is_two_way,
+            _LEAST,
+        )
     )
     return AttentionLayout(
         block_tables_RP=block_tables_RP,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from dspark.errors import CapacityError, InputError
 
@@ -46,6 +47,8 @@ class KVCache:
         self._free_slots = list(range(max_requests - 1, -1, -1))
         self._leases: dict[int, _Lease] = {}
         self._tables = np.zeros((max_requests, self.pages_for(max_positions)), dtype=np.int32)
+        self.table = torch.from_numpy(self._tables)
+        """Pages of all slots by position, unused entries 0; it follows every change."""
 
     @property
     def num_free_pages(self) -> int:
@@ -130,11 +133,6 @@ class KVCache:
         lease = self._leases.pop(slot)
         self._release(slot, lease, 0)
         self._free_slots.append(slot)
-
-    @property
-    def table(self) -> npt.NDArray[np.int32]:
-        """Pages of all slots by position, unused entries 0; not to be changed."""
-        return self._tables
 
     def tables(self, slots: npt.NDArray[np.int64], *, num_positions: int) -> npt.NDArray[np.int32]:
         """Block tables [R, P] of these slots, wide enough for `num_positions`; unused entries 0."""

@@ -40,7 +40,7 @@ def decide(
     from, needed where drafts of a request with maximal coupling are verified. `None` is returned if
     a row that had to be looked at has no finite largest logit: the reference says what is wrong.
     """
-    num_accepted, next_tokens = torch.ops.dspark.decide(
+    num_accepted, next_tokens = torch.ops.dspark.decide.default(
         logits_NV,
         rounds.counters_CR,
         rounds.temperatures_R,

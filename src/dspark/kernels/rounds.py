@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,10 +49,9 @@ class RoundTable:
         device: torch.device,
     ) -> "RoundTable":
         """From the five rows kind, seed, position, round and anchor, a column a request."""
-        counters_CR = np.array(counters, dtype=np.int64).reshape(5, len(temperatures))
         return cls(
-            counters_CR=torch.from_numpy(counters_CR).to(device),
-            temperatures_R=torch.from_numpy(np.array(temperatures, dtype=np.float32)).to(device),
+            counters_CR=torch.tensor(counters, dtype=torch.int64, device=device),
+            temperatures_R=torch.tensor(temperatures, dtype=torch.float32, device=device),
         )
 
     def __len__(self) -> int:

@@ -176,7 +176,6 @@ class Target:
             device=self.device,
         )
 
-    @torch.no_grad()
     def forward(
         self,
         input_ids_N: Tensor,
@@ -192,22 +191,34 @@ class Target:
         `tap_layers`: rising ids of layers whose output is wanted, -1 for the embeddings
         (DeepSpec's convention), the number of layers for the last hidden state after the norm.
         """
-        if self._stack is not None:
-            inner = [i for i in tap_layers if i < self.spec.num_layers]
-            hidden_ND, taps_NM, logits_NV = self._stack.run(
-                input_ids_N if self._stack.has_embedding else self.embed(input_ids_N),
-                layout=layout,
-                pages=pages,
-                tap_layers=inner,
-                has_logits=has_logits and self._stack.has_head,
-            )
-            if len(inner) < len(tap_layers):
-                taps_NM = torch.cat((taps_NM, hidden_ND), dim=-1)
-            if logits_NV is not None:
-                logits_NV = self._finish_logits(logits_NV)
-            elif has_logits:
-                logits_NV = self.logits(hidden_ND)
-            return TargetOutput(hidden_ND=hidden_ND, taps_NM=taps_NM, logits_NV=logits_NV)
+        if self._stack is None:
+            return self._by_layers(input_ids_N, layout, pages, tap_layers, has_logits=has_logits)
+        inner = [i for i in tap_layers if i < self.spec.num_layers]
+        hidden_ND, taps_NM, logits_NV = self._stack.run(
+            input_ids_N if self._stack.has_embedding else self.embed(input_ids_N),
+            layout=layout,
+            pages=pages,
+            tap_layers=inner,
+            has_logits=has_logits and self._stack.has_head,
+        )
+        if len(inner) < len(tap_layers):
+            taps_NM = torch.cat((taps_NM, hidden_ND), dim=-1)
+        if logits_NV is not None:
+            logits_NV = self._finish_logits(logits_NV)
+        elif has_logits:
+            logits_NV = self.logits(hidden_ND)
+        return TargetOutput(hidden_ND=hidden_ND, taps_NM=taps_NM, logits_NV=logits_NV)
+
+    @torch.no_grad()
+    def _by_layers(
+        self,
+        input_ids_N: Tensor,
+        layout: AttentionLayout,
+        pages: KVPages,
+        tap_layers: Sequence[int],
+        *,
+        has_logits: bool,
+    ) -> TargetOutput:
         self._bind(pages)
         self._tapped.clear()
         hidden_ND = self._run(input_ids_N, layout.positions_N, **attention.layout_arguments(layout))
