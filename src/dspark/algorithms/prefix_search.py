@@ -16,7 +16,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 Scores = npt.NDArray[np.float32]
 
@@ -45,7 +44,7 @@ def prefix_by_sort(scores_V: Scores, *, top_k: int | None, top_p: float) -> tupl
     lead_C = _descending(scores_V)[:top_k]
     num_kept = lead_C.size
     if top_p < 1.0:
-        running_C = _running(lead_C)
+        running_C = np.cumsum(_masses(lead_C), dtype=np.float64)
         num_kept = int(np.searchsorted(running_C, top_p * running_C[-1])) + 1
     return num_kept, float(lead_C[num_kept - 1])
 
@@ -73,7 +72,7 @@ def _find(scores_V: Scores, top_p: float) -> tuple[int, float] | None:
             before, num_before = mass, num_before + rest_C.size - half
             rest_C = parted_C[:half]
     lead_C = _descending(rest_C)
-    running_C = before + _running(lead_C)
+    running_C = before + np.cumsum(_masses(lead_C), dtype=np.float64)
     index = int(np.searchsorted(running_C, wanted))
     if np.any(np.abs(running_C[max(index - 1, 0) : index + 1] - wanted) <= slack):
         return None
@@ -97,13 +96,6 @@ def _largest(scores_V: Scores, count: int, floor: float | None = None) -> Scores
 
 def _descending(scores_C: Scores) -> Scores:
     return -np.sort(-scores_C)
-
-
-def _running(scores_C: Scores) -> npt.NDArray[np.float64]:
-    # Both libraries add token by token; torch takes less than half the time.
-    masses_C = torch.from_numpy(_masses(scores_C))
-    running_C: npt.NDArray[np.float64] = masses_C.cumsum(-1, dtype=torch.float64).numpy()
-    return running_C
 
 
 def _masses(scores_C: Scores) -> Scores:
