@@ -342,10 +342,14 @@ class AdaptivePlanner:
             survival_SRK.tolist(), prices.seconds_B.tolist(), caps, prices.num_certain
         )
 
-    def _prices(self, outlook: Outlook, drafting: Sequence[int]) -> tuple[Prices, list[int]]:
+    def _caps_of(self, outlook: Outlook, drafting: Sequence[int]) -> list[int]:
         caps = [0] * len(outlook.slots)
         for r in drafting:
             caps[r] = min(outlook.max_widths[r], self._block_size)
+        return caps
+
+    def _prices(self, outlook: Outlook, drafting: Sequence[int]) -> tuple[Prices, list[int]]:
+        caps = self._caps_of(outlook, drafting)
         prices = self.costs.prices(
             num_requests=len(caps),
             num_drafting=len(drafting),
@@ -373,7 +377,7 @@ class AdaptivePlanner:
         self, outlook: Outlook, drafting: Sequence[int], prices: Prices, floors_R: np.ndarray
     ) -> _Decision:
         """Requests may insist on a speed: the budget that keeps as many floors as can be."""
-        caps_R = np.array(self._prices(outlook, drafting)[1])
+        caps_R = np.array(self._caps_of(outlook, drafting))
         choice = choose_budget(
             self._history.means(outlook.slots),
             prices,
@@ -417,7 +421,7 @@ class AdaptivePlanner:
         floors_R = self._floors(outlook)
         is_few = len(outlook.slots) <= _FEW and floors_R is None
         return _Decision(
-            caps=self._prices(outlook, drafting)[1],
+            caps=self._caps_of(outlook, drafting),
             drafting=drafting,
             prices=prices,
             choice=choice,

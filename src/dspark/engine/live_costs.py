@@ -16,7 +16,7 @@ _SURPRISE = 0.25
 """Mean log ratio of measured to predicted seconds from which the next merge waits less."""
 _SURPRISE_EVERY = 64
 _MEMORY = 0.9
-_CONTEXT_GRAIN = 64
+_CONTEXT_GRAIN = 128
 """Positions: prices are looked up for a context rounded to this, and then remembered."""
 _MOST_PRICES = 4096
 
