@@ -369,3 +369,13 @@ def test_pages_belong_to_the_stack_that_bound_them(instructions: str) -> None:
         other.stack.run(
             other.x_ND, cos_PE=toy.cos_PE, sin_PE=toy.sin_PE, pages=pages, layout=toy.layout()
         )
+
+
+def test_a_head_without_a_norm_reads_no_value_of_the_next_row(instructions: str) -> None:
+    """Rows of an odd number of bfloat16 values end inside of what a product reads at a time."""
+    model = plain_model(width=33, has_final_norm=False, taps=())
+    toy = Toy(model, plain_case(requests=[(3, 1), (40, 1), (5, 1)], dtype=torch.bfloat16))
+    toy.x_ND[1] = torch.nan
+    logits_NV = toy.run(toy.copies())[2]
+    assert logits_NV[[0, 2]].isfinite().all()
+    assert logits_NV[1].isnan().all()

@@ -321,7 +321,8 @@ void Pass::run_layer(size_t index, const Worker& me) {
 Inputs Pass::prepare(const Product& next, const Norm& norm, Rows from, int64_t values,
                      const Worker& me, const char* divisors) {
   const bool is_int8 = next.weights == Weights::kInt8;
-  if (norm.weight == nullptr && !is_int8) return {from, nullptr};
+  const bool has_whole_units = from.stride >= unit_bytes(values, size);
+  if (norm.weight == nullptr && !is_int8 && has_whole_units) return {from, nullptr};
   if (norm.weight != nullptr) me.stream.ahead -= num_lines(norm.weight, values * size);
   const int64_t first = is_private() ? me.number * num_tokens : 0;
   const Inputs to = {{inputs.at(first), inputs.stride}, input_scales + first};
@@ -338,6 +339,8 @@ Inputs Pass::prepare(const Product& next, const Norm& norm, Rows from, int64_t v
       divide(type, row, divisors, normed.at(n), values);
       row = normed.at(n);
     }
+    if (row == from.at(n) && !is_int8)
+      memcpy(to.rows.at(n), row, static_cast<size_t>(values * size));
     if (is_int8)
       k.quantize_row(type, row, values, reinterpret_cast<uint8_t*>(to.rows.at(n)),
                      next.num_units * 4, to.scales + n);
