@@ -5,7 +5,7 @@ It times the target alone (layers, head, attention over a filled cache); no draf
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from dspark.kernels.memory import bytes_per_s
 from dspark.models.target import Target
 
 _CONTEXT_TOKEN = 11  # any id: the cost does not depend on the text
+_TURN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ def measure(
     plain: Target | None = None,
     on_size: Callable[[str, int, float], None] | None = None,
 ) -> StepReport:
-    """Time every size in both shapes; `on_size(shape, size, milliseconds)` hears of each.
+    """Time every size in both shapes; `on_size(shape, size, milliseconds)` hears of each median.
 
     `plain` is the same target unpacked; without it no prefill is timed.
     """
@@ -92,25 +93,25 @@ def measure(
     many = Passes(target, num_requests=max(config.sizes), num_positions=config.context + 1)
     one.fill(seed=0)
     many.fill(seed=0)
-    one_ms, many_ms = {}, {}
+    runs: dict[tuple[str, int], Callable[[], object]] = {}
     for size in config.sizes:
-        one_ms[str(size)] = _median_ms(
-            partial(one.run, [[_CONTEXT_TOKEN] * size], start=config.context), config
-        )
-        if on_size is not None:
-            on_size("one request", size, one_ms[str(size)])
-    for size in config.sizes:
-        many_ms[str(size)] = _median_ms(
-            partial(many.run, [[_CONTEXT_TOKEN]] * size, start=config.context), config
-        )
-        if on_size is not None:
-            on_size("many requests", size, many_ms[str(size)])
-    prefill_ms = {}
+        alone, each = [[_CONTEXT_TOKEN] * size], [[_CONTEXT_TOKEN]] * size
+        runs["one request", size] = partial(one.run, alone, start=config.context)
+        runs["many requests", size] = partial(many.run, each, start=config.context)
     if plain is not None:
         for name, run in prefills(target, plain, [_CONTEXT_TOKEN] * config.prefill).items():
-            prefill_ms[name] = _median_ms(run, config)
-            if on_size is not None:
-                on_size(f"prefill, {name}", config.prefill, prefill_ms[name])
+            runs[f"prefill, {name}", config.prefill] = run
+    medians = _medians_ms(runs, config)
+    if on_size is not None:
+        for (shape, size), milliseconds in medians.items():
+            on_size(shape, size, milliseconds)
+    one_ms = {str(size): medians["one request", size] for size in config.sizes}
+    many_ms = {str(size): medians["many requests", size] for size in config.sizes}
+    prefill_ms = {
+        shape.removeprefix("prefill, "): milliseconds
+        for (shape, _), milliseconds in medians.items()
+        if shape.startswith("prefill, ")
+    }
     stream = max(stream, bytes_per_s(weight_bytes))
     return StepReport(
         dtype=dtype_name(target.dtype),
@@ -141,16 +142,23 @@ def streamed_bytes(target: Target) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def _median_ms(run: Callable[[], object], config: StepConfig) -> float:
-    for _ in range(config.warmup):
-        run()
-    samples = []
-    for _ in range(config.repeats):
-        started = time.perf_counter()
-        run()
-        _synchronize()
-        samples.append(1e3 * (time.perf_counter() - started))
-    return statistics.median(samples)
+def _medians_ms(
+    runs: Mapping[tuple[str, int], Callable[[], object]], config: StepConfig
+) -> dict[tuple[str, int], float]:
+    """Sizes take turns, so that a slow minute of the machine meets them all; a turn is a few
+    passes behind an untimed one, so that each finds the caches as it would leave them."""
+    samples: dict[tuple[str, int], list[float]] = {name: [] for name in runs}
+    for name in [name for name in runs for _ in range(config.warmup)]:
+        runs[name]()
+    for start in range(0, config.repeats, _TURN):
+        for name, run in runs.items():
+            run()
+            for _ in range(min(_TURN, config.repeats - start)):
+                started = time.perf_counter()
+                run()
+                _synchronize()
+                samples[name].append(1e3 * (time.perf_counter() - started))
+    return {name: statistics.median(found) for name, found in samples.items()}
 
 
 def _synchronize() -> None:
