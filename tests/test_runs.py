@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from dspark.data.answers import read_answers
 from dspark.llm import LLM
+from tests.toy_answers import write_answers
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "runs").glob("*.sh"))
@@ -60,22 +60,8 @@ def test_the_gpu_script_leaves_a_drafter_within_its_minutes(
 @pytest.mark.slow
 def test_the_baselines_script_makes_its_table_and_goes_on(model_dir: Path, tmp_path: Path) -> None:
     """At toy size on a CPU: three kinds on the same answers, one shared cache, one table."""
-    generator = torch.Generator().manual_seed(0)
-    rows = [
-        {
-            "id": f"a{i}",
-            "domain": "chat",
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "prompt_token_ids": torch.randint(10, 250, (5,), generator=generator).tolist(),
-            "token_ids": torch.randint(10, 250, (14,), generator=generator).tolist(),
-            "finish_reason": "length",
-            "text": "",
-        }
-        for i in range(12)
-    ]
-    answers, folder = tmp_path / "answers.jsonl", tmp_path / "out"
-    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers = write_answers(tmp_path / "answers.jsonl", domain="chat")
+    folder = tmp_path / "out"
     (tmp_path / "toy.jsonl").write_text(json.dumps({"turns": ["say 1"]}) + "\n")
     environment = {
         **os.environ,

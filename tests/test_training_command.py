@@ -12,6 +12,7 @@ import torch
 from dspark.cli import main
 from dspark.data.states_cache import StatesCache
 from dspark.training.snapshot import read_snapshot
+from tests.toy_answers import write_answers
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -36,23 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve answers of random bytes."""
-    generator = torch.Generator().manual_seed(0)
-    file = tmp_path_factory.mktemp("answers") / "answers.jsonl"
-    rows = [
-        {
-            "id": f"a{i}",
-            "domain": "math",
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "prompt_token_ids": torch.randint(10, 250, (5,), generator=generator).tolist(),
-            "token_ids": torch.randint(10, 250, (14,), generator=generator).tolist(),
-            "finish_reason": "length",
-            "text": "",
-        }
-        for i in range(12)
-    ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+    return write_answers(tmp_path_factory.mktemp("answers") / "answers.jsonl", domain="math")
 
 
 @pytest.fixture

@@ -461,7 +461,7 @@ class AdaptivePlanner:
             if step.logits_RK is not None:
                 self._learn(step, outcome)
             predicted = self._predicted_seconds(step)
-            is_timed = outcome.draft_seconds is not None and outcome.verify_seconds is not None
+            is_timed = outcome.seconds is not None
             if is_timed and predicted is not None and outcome.num_prompt_tokens == 0:
                 has_news = self.costs.observe(
                     num_requests=len(step.outlook.slots),
@@ -496,9 +496,6 @@ class AdaptivePlanner:
         return float(prices.seconds_B[min(sum(step.lengths), len(prices.seconds_B) - 1)])
 
     def _record(self, step: _Step, outcome: Outcome, predicted: float | None) -> None:
-        seconds = None
-        if outcome.draft_seconds is not None and outcome.verify_seconds is not None:
-            seconds = outcome.draft_seconds + outcome.verify_seconds
         choice = step.decision.choice
         is_explored = step.planned != step.lengths
         self._records.append(
@@ -513,7 +510,7 @@ class AdaptivePlanner:
                 plain_rate=None if choice is None else choice.plain_rate,
                 predicted_tokens=step.outlook.num_certain + step.expected,
                 predicted_seconds=predicted,
-                seconds=seconds,
+                seconds=outcome.seconds,
             )
         )
 

@@ -53,6 +53,13 @@ class Outcome:
     verify_seconds: float | None
     """Everything else of the step."""
 
+    @property
+    def seconds(self) -> float | None:
+        """Of the whole step; `None`: nobody took the time."""
+        if self.draft_seconds is None or self.verify_seconds is None:
+            return None
+        return self.draft_seconds + self.verify_seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
@@ -141,9 +148,6 @@ class FixedPlanner:
 
     def observe(self, outcome: Outcome) -> None:
         """The record of the step."""
-        seconds = None
-        if outcome.draft_seconds is not None and outcome.verify_seconds is not None:
-            seconds = outcome.draft_seconds + outcome.verify_seconds
         self.records.append(
             PlanRecord(
                 num_requests=len(self._lengths),
@@ -156,6 +160,6 @@ class FixedPlanner:
                 plain_rate=None,
                 predicted_tokens=None,
                 predicted_seconds=None,
-                seconds=seconds,
+                seconds=outcome.seconds,
             )
         )

@@ -46,8 +46,7 @@ class SurvivalHistory:
         self._rows[slots, self._next[slots]] = survival_RK
         self._next[slots] = (self._next[slots] + 1) % DEPTH
         for row in survival_RK[-DEPTH:]:
-            self._recent_HK[self._next_recent] = row
-            self._next_recent = (self._next_recent + 1) % DEPTH
+            self._remember(row)
 
     def add_few(self, rows: Sequence[tuple[int, Sequence[float]]]) -> None:
         """(slot, row) of a block of few requests; written when somebody asks."""
@@ -58,8 +57,12 @@ class SurvivalHistory:
         for slot, row in pending:
             self._rows[slot, self._next[slot]] = row
             self._next[slot] = (self._next[slot] + 1) % DEPTH
-            self._recent_HK[self._next_recent] = row
-            self._next_recent = (self._next_recent + 1) % DEPTH
+            self._remember(row)
+
+    def _remember(self, row: Sequence[float] | Survivals) -> None:
+        """Among the last rows of all."""
+        self._recent_HK[self._next_recent] = row
+        self._next_recent = (self._next_recent + 1) % DEPTH
 
     def scenarios(self, slots: Sequence[int]) -> npt.NDArray[np.float32]:
         """Rows of blocks that these requests may see next: [S, R, K].

@@ -303,10 +303,8 @@ class Target:
         if quantization is not None:
             self._smooth()
         replace_linears(self.model, quantization=quantization)
-        for layer in self._layers:
-            fused = getattr(layer, "fused", None)
-            if isinstance(fused, FusedLayer):
-                fused.join()
+        for layer in self._fused_layers():
+            layer.join()
         head = self.model.get_output_embeddings()
         stack = TargetStack.of(
             self._base,
@@ -332,10 +330,13 @@ class Target:
                 compiled[plain] = torch.compile(plain, dynamic=True)
             layer.forward = types.MethodType(compiled[plain], layer)
 
+    def _fused_layers(self) -> list[FusedLayer]:
+        found = [getattr(layer, "fused", None) for layer in self._layers]
+        return [layer for layer in found if isinstance(layer, FusedLayer)]
+
     @torch.no_grad()
     def _smooth(self) -> None:
-        found = [getattr(layer, "fused", None) for layer in self._layers]
-        fused = [layer for layer in found if isinstance(layer, FusedLayer)]
+        fused = self._fused_layers()
         linears = [smoothing.products(layer) for layer in fused]
         with smoothing.metered([linear for layer in linears for linear in layer]):
             texts = self._likely_texts()
