@@ -31,8 +31,10 @@ from dspark.engine.planner import FixedPlanner, Planner
 from dspark.engine.profiler import ProfileConfig, profile
 from dspark.engine.prompt_lookup import PromptLookup
 from dspark.errors import InputError, ModelError
+from dspark.machine import free_memory
 from dspark.models.checkpoint import load_drafter, read_provenance
 from dspark.models.embedded import DEFAULT_TARGET, is_embedded
+from dspark.models.footprint import Footprint, check_memory
 from dspark.models.kinds import AnyDrafter
 from dspark.models.target import Target, resolve_source
 from dspark.text.detokenizer import Detokenizer
@@ -198,11 +200,19 @@ class LLM:
         `thinking`: mode of chats, `None` leaves it to the template.
         `policy`: auto, none, fixed, fixed:K, mtp1, threshold:X or table:R=K,R=K; auto needs step
         costs, which are measured when it first drafts on this machine (seconds), and kept.
-        Raises `ModelError` for what is missing or does not fit, `InputError` for a thinking mode
-        of a template that has none.
+        Raises `ModelError` for what is missing or does not fit, `CapacityError` for what the
+        memory cannot hold, `InputError` for a thinking mode of a template that has none.
         """
         torch_device = resolve_device(device)
         folder = resolve_source(target)
+        config = CycleConfig() if config is None else config
+        shipped = shipped_drafter(target) if drafter == "auto" else drafter
+        _check_memory(
+            [folder, *([] if shipped in (None, PROMPT_LOOKUP) else [str(shipped)])],
+            dtype=resolve_dtype(dtype),
+            device=torch_device,
+            num_positions=config.num_positions,
+        )
         loaded = Target.load(
             target,
             dtype=resolve_dtype(dtype),
@@ -221,7 +231,7 @@ class LLM:
             thinking=thinking,
             policy=policy,
         )
-        return llm.with_drafter(shipped_drafter(target) if drafter == "auto" else drafter)
+        return llm.with_drafter(shipped)
 
     def with_drafter(self, path: str | Path | None) -> "LLM":
         """The same target, not loaded again, with another drafter as `load` takes it, or none.
@@ -486,6 +496,18 @@ class LLM:
         finally:
             for request_id in running:
                 cycle.abort(request_id)
+
+
+def _check_memory(
+    folders: Sequence[str], *, dtype: torch.dtype, device: torch.device, num_positions: int
+) -> None:
+    found = [Footprint.of(folder, name=folder, dtype=dtype) for folder in folders]
+    check_memory(
+        [footprint for footprint in found if footprint is not None],
+        num_positions=num_positions,
+        free_bytes=free_memory(device),
+        device=str(device),
+    )
 
 
 def _compare_modes(path: str | Path, thinking: bool | None) -> None:

@@ -23,3 +23,32 @@ def processor() -> str:
     names = info.read_text().splitlines() if info.exists() else []
     models = [line.split(":", 1)[1].strip() for line in names if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that a program can still take on a device; `None` where the system does not say.
+
+    Of a CPU, what the kernel could give without swapping, within the limit of a container.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    known = [size for size in (_available(), _left_in_group()) if size is not None]
+    return min(known, default=None) if device.type == "cpu" else None
+
+
+def _available() -> int | None:
+    info = Path("/proc/meminfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _left_in_group(group: Path = Path("/sys/fs/cgroup")) -> int | None:
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        files = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None  # no container, no limit ("max"), or another system
+    return max(limit - used + int(files.get("inactive_file", 0)), 0)
