@@ -540,6 +540,27 @@ def test_nan_logits_name_the_request(drafter: Drafter) -> None:
         run(cycle, [PROMPTS[0]], SamplingParams(temperature=0.0, max_tokens=4))
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("is_adaptive", [False, True])
+def test_a_drafter_that_overflows_costs_no_answer(
+    target: Target, is_packed: bool, is_adaptive: bool
+) -> None:
+    """UC-157: one warning, a count, and the text of plain decoding."""
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    plain = run(make_cycle(target, None), PROMPTS, params)
+    broken = toy_drafter(target)
+    with torch.no_grad():
+        broken.norm.weight.fill_(float("inf"))
+    if is_packed:
+        broken.pack()
+    cycle = adaptive_cycle(target, broken) if is_adaptive else make_cycle(target, broken)
+    with pytest.warns(UserWarning, match="Drafting is off") as warned:
+        found = run(cycle, PROMPTS, params)
+    assert found == plain
+    assert cycle.num_broken_drafts == len(warned) == 1
+    cycle.check()
+
+
 @pytest.mark.parametrize(
     ("coupling", "is_packed"),
     [(Coupling.MAXIMAL, False), (Coupling.MAXIMAL, True), (Coupling.SHARED_NOISE, True)],

@@ -5,6 +5,7 @@ no clock.
 """
 
 import secrets
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest, StopText, origins_of, round_table
 from dspark.engine.planner import FixedPlanner, Outcome, Outlook, Planner
 from dspark.engine.proposer import Proposer, StepStates
-from dspark.errors import InputError
+from dspark.errors import InputError, NumericsError
 from dspark.kernels.rounds import RoundTable
 from dspark.models.target import Target, TargetOutput
 
@@ -118,6 +119,8 @@ class Cycle:
         self.planner = FixedPlanner.of_width(config.width) if planner is None else planner
         self._clock = clock
         self._draft_seconds = 0.0
+        self.num_broken_drafts = 0
+        """Blocks that could not be drawn; after the first one no more are."""
         self._admission = Admission(
             cache=self._cache, max_positions=target.spec.max_positions, block_size=block_size
         )
@@ -239,11 +242,27 @@ class Cycle:
             return None  # no drafter call, no cost (UC-142)
         started = self._now()
         requests = [batch.decoding[r] for r in drafting]
-        block = self._proposer.propose(requests, cache=self._cache, rounds=rounds.pick(drafting))
+        try:
+            block = self._proposer.propose(
+                requests, cache=self._cache, rounds=rounds.pick(drafting)
+            )
+        except NumericsError as error:
+            self._stop_drafting(error)
+            return None
         if len(drafting) < len(batch.sampling):
             block = _spread(block, drafting, num_rows=len(batch.sampling))
         self._draft_seconds = self._now() - started
         return block
+
+    def _stop_drafting(self, error: NumericsError) -> None:
+        """A drafter that overflows, by its dtype say, costs speed and no answer (UC-157)."""
+        self.num_broken_drafts += 1
+        self._proposer = None
+        warnings.warn(
+            f"Drafting is off from here on and answers go on by plain decoding, for the drafter "
+            f"failed: {error}",
+            stacklevel=2,
+        )
 
     def _plan(self, batch: _Batch, block: DraftBlock | None) -> VerifyPlan:
         if block is None:
