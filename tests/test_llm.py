@@ -1,6 +1,7 @@
 """The public face: prompts in any form, streams, stop strings, statistics, refusals."""
 
 import warnings
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,20 @@ def test_another_drafter_shares_the_target(llm: LLM, drafter_dir: Path) -> None:
     tokens = [[c.token_ids for c in each] for each in answers]
     assert tokens[0] == tokens[1] == tokens[2]
     assert [c.stats.acceptance for c in answers[0]] == [c.stats.acceptance for c in answers[1]]
+
+
+@pytest.mark.parametrize("speculation", [False, True])
+def test_the_time_of_prompt_and_answer_is_all_the_time_there_is(
+    llm: LLM, speculation: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UC-150: nothing is booked twice or to the other phase, drafted or not."""
+    ticks = count(100.0)
+    monkeypatch.setattr("dspark.llm.time.perf_counter", lambda: next(ticks))
+    first = next(ticks)
+    (answer,) = llm.generate([PROMPTS[0]], greedy(16), speculation=speculation)
+    last = next(ticks)
+    stats = answer.stats
+    # one tick to submit, then one a step: the first step is the prompt's
+    assert stats.prefill_s == 1.0
+    assert stats.decode_s == len(answer.rounds) - 1
+    assert stats.prefill_s + stats.decode_s == last - first - 2
