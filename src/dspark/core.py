@@ -206,6 +206,8 @@ class RoundResult:
     finish_reason: FinishReason | None
     confidence_logits: Sequence[float] | None = None
     """Logits of c_k of the offered tokens; `None` without any, or without a head for them."""
+    num_cached: int = 0
+    """Tokens of the prompt that the cache knew; told with the first token of the answer."""
 
     @property
     def num_verified(self) -> int:

@@ -22,9 +22,8 @@ from dspark.kernels.rounds import RoundTable
 from dspark.models.drafter import Drafter
 from dspark.models.target import Target
 from tests.algorithms.toy_costs import linear_cost
+from tests.engine.toy_cycles import PROMPTS, decode_slowly, make_cycle, packed, run
 from tests.toys import EOS_ID, VOCAB_SIZE, toy_drafter, toy_target
-
-PROMPTS = ([1, 5, 7, 9], [1, 3] * 20, [1, 8, 9, 10, 11], [1, 44, 45, 20, 21, 22, 30])
 
 
 @pytest.fixture(scope="module")
@@ -35,43 +34,6 @@ def target() -> Target:
 @pytest.fixture(scope="module")
 def drafter(target: Target) -> Drafter:
     return toy_drafter(target)
-
-
-def make_cycle(target: Target, drafter: Drafter | None, **changes: Any) -> Cycle:
-    values = {"num_positions": 1024, "page_size": 4, "max_requests": 4, "is_checked": True}
-    return Cycle(target, drafter=drafter, config=CycleConfig(**{**values, **changes}))
-
-
-def packed(drafter: Drafter) -> Drafter:
-    """The same drafter as it is served on a CPU."""
-    drafter.pack()
-    return drafter
-
-
-def run(
-    cycle: Cycle, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[Any]
-) -> list[list[int]]:
-    """Answers of requests submitted together."""
-    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-    answers: dict[str, list[int]] = {}
-    for index, (prompt, options) in enumerate(zip(prompts, each, strict=True)):
-        answers[str(index)] = []
-        cycle.submit(Request(id=str(index), prompt_ids=prompt, params=options))
-    while cycle.has_work:
-        for item in cycle.step().rounds:
-            answers[item.request_id].extend(item.token_ids)
-    return list(answers.values())
-
-
-def decode_slowly(
-    target: Target, prompt: Sequence[int], num_tokens: int, *, stop: Sequence[int] = ()
-) -> list[int]:
-    """The slow reference: the whole sequence again for each greedy token."""
-    ids = list(prompt)
-    while len(ids) < len(prompt) + num_tokens and not (ids[len(prompt) :] and ids[-1] in stop):
-        hidden = target.states([torch.tensor(ids)], tap_layers=()).hidden_ND
-        ids.append(int(target.logits(hidden[-1:]).argmax()))
-    return ids[len(prompt) :]
 
 
 class OracleDraft:

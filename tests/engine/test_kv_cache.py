@@ -1,5 +1,7 @@
 """Page bookkeeping: its invariants hold after any sequence of operations."""
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dspark.engine.kv_cache import KVCache
+from dspark.engine.prefix_index import extend_names
 from dspark.errors import CapacityError, InputError
 
 
@@ -48,19 +51,6 @@ def test_commit_rolls_back_what_was_rejected() -> None:
         cache.commit(slot, 9)  # positions 6..8 were rolled back
 
 
-def test_roll_back_gives_whole_pages_back() -> None:
-    cache = make_cache()
-    slot = cache.open()
-    cache.reserve(slot, 24)
-    cache.write(slot, 24)
-    cache.commit(slot, 24)
-    free = cache.num_free_pages
-    cache.roll_back(slot, 5)
-    assert cache.num_free_pages == free + 4
-    assert cache.committed(slot) == 5
-    cache.check()
-
-
 def test_what_does_not_fit_is_one_clear_sentence() -> None:
     cache = make_cache(num_pages=4)
     slot = cache.open()
@@ -77,39 +67,175 @@ def test_what_does_not_fit_is_one_clear_sentence() -> None:
         make_cache(num_pages=1)
 
 
+def names_of(tokens: Sequence[int], *, num_ahead: int = 0) -> list[bytes]:
+    names: list[bytes] = []
+    extend_names(names, tokens, page_size=4, num_ahead=num_ahead)
+    return names
+
+
+def filled(cache: KVCache, tokens: Sequence[int]) -> int:
+    """A request that has run all of its tokens but the last."""
+    slot = cache.open(names_of(tokens))
+    cache.reserve(slot, len(tokens))
+    cache.write(slot, len(tokens) - 1)
+    cache.commit(slot, len(tokens) - 1)
+    cache.share(slot, names_of(tokens))
+    return slot
+
+
+def test_names_say_all_words_up_to_the_end_of_a_page() -> None:
+    tokens = [7, 8, 9, 7, 7, 8, 9, 7, 5]
+    first, second = names_of(tokens)
+    assert first != second  # the same four tokens, behind other words
+    assert names_of([*tokens[:8], 6]) == [first, second]
+    assert names_of(tokens[:8]) == [first]  # the last token is always run
+    assert names_of([1, *tokens[1:]])[1] != second
+    grown = names_of(tokens[:6])
+    extend_names(grown, tokens, page_size=4, num_ahead=0)
+    assert grown == [first, second]
+
+
+def test_names_look_ahead_where_a_page_depends_on_the_next_token() -> None:
+    tokens = [7, 8, 9, 7, 7, 8, 9, 7, 5]
+    same = names_of(tokens, num_ahead=1)
+    other = names_of([*tokens[:8], 6], num_ahead=1)
+    assert other[0] == same[0]
+    assert other[1] != same[1]
+
+
+def test_a_closed_request_leaves_its_words_to_the_next_one() -> None:
+    cache = make_cache()
+    cache.close(filled(cache, range(10)))
+    assert (cache.num_free_pages, cache.num_cached_pages) == (8, 2)
+    slot = cache.open(names_of([*range(8), 33, 34]))
+    assert cache.committed(slot) == 8
+    assert (cache.num_free_pages, cache.num_cached_pages) == (6, 0)
+    cache.check()
+
+
+def test_running_requests_share_pages_and_only_the_last_one_frees_them() -> None:
+    cache = make_cache()
+    first = filled(cache, range(10))
+    second = cache.open(names_of(range(9)))
+    assert cache.committed(second) == 8
+    assert cache.table[first, :2].tolist() == cache.table[second, :2].tolist()
+    cache.close(first)
+    assert (cache.num_free_pages, cache.num_cached_pages) == (6, 0)
+    cache.check()
+    cache.close(second)
+    assert (cache.num_free_pages, cache.num_cached_pages) == (8, 2)
+
+
+def test_the_words_that_rested_longest_go_first_and_the_end_of_a_text_before_its_start() -> None:
+    cache = make_cache(num_pages=7)
+    cache.close(filled(cache, range(10)))
+    cache.close(filled(cache, range(50, 60)))
+    slot = cache.open(names_of(range(5)))  # the first words are wanted again
+    cache.close(slot)
+    cache.reserve(cache.open(), 20)  # five pages: two empty ones, three that rest
+    assert cache.num_cached_pages == 1
+    assert cache.committed(cache.open(names_of(range(10)))) == 4
+    cache.check()
+
+
+def test_a_request_takes_over_what_another_one_read_meanwhile() -> None:
+    cache = make_cache()
+    tokens = list(range(10))
+    late = cache.open(names_of(tokens))
+    cache.reserve(late, 12)
+    assert cache.catch_up(late, names_of(tokens)) == 0
+    early = filled(cache, tokens)
+    free = cache.num_free_pages
+    assert cache.catch_up(late, names_of(tokens)) == 8
+    assert cache.num_free_pages == free + 2
+    assert cache.table[early, :2].tolist() == cache.table[late, :2].tolist()
+    assert len(set(cache.table[late].tolist()) - {0}) == 3
+    cache.check()
+    unaligned = cache.open()
+    cache.reserve(unaligned, 8)
+    cache.write(unaligned, 3)
+    cache.commit(unaligned, 3)
+    assert cache.catch_up(unaligned, names_of(tokens)) == 3
+    cache.check()
+
+
+def test_of_two_pages_with_equal_words_one_is_known() -> None:
+    cache = make_cache()
+    first, second = cache.open(), cache.open()
+    for slot in (first, second):
+        cache.reserve(slot, 8)
+        cache.write(slot, 8)
+        cache.commit(slot, 8)
+        assert cache.can_share(slot)
+        cache.share(slot, names_of(range(9)))
+        assert not cache.can_share(slot)
+    cache.close(second)
+    assert cache.num_cached_pages == 0
+    cache.close(first)
+    assert cache.num_cached_pages == 2
+    cache.check()
+
+
+def test_what_rests_counts_as_free_once() -> None:
+    """A hit on a page at rest saves nothing of what is free; a hit on a held page does."""
+    cache = make_cache(num_pages=5)
+    words = names_of(range(10))
+    cache.close(filled(cache, range(10)))
+    assert cache.can_open(16, words)
+    assert not cache.can_open(16, words, spare=1)
+    assert not cache.can_open(20, words)
+    filled(cache, range(10))  # holds three of four
+    assert cache.can_open(12, words)
+    assert not cache.can_open(16, words)
+
+
 class CacheMachine(RuleBasedStateMachine):
-    """Random operations; a plain dict of (pages, committed, written) says what must hold."""
+    """Random operations over few different texts; a plain record of each page's words says what
+    must hold: what a request finds is what it would have written itself."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cache = make_cache()
+        self.tokens: dict[int, list[int]] = {}
         self.committed: dict[int, int] = {}
-        self.capacity: dict[int, int] = {}
+        self.rows: dict[int, tuple[int, ...]] = {}  # place -> all tokens up to its own
+
+    def names(self, slot: int) -> list[bytes]:
+        return names_of(self.tokens[slot])
+
+    def place(self, slot: int, position: int) -> int:
+        return int(self.cache.places(np.array([slot]), np.array([position]))[0])
+
+    def write(self, slot: int, positions: Iterable[int]) -> None:
+        for position in positions:
+            words = tuple(self.tokens[slot][: position + 1])
+            self.rows[self.place(slot, position)] = words
 
     @precondition(lambda self: self.cache.has_free_slot)
-    @rule()
-    def open(self) -> None:
-        slot = self.cache.open()
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=23))
+    def open(self, tokens: list[int]) -> None:
+        names = names_of(tokens)
+        can_open = self.cache.can_open(len(tokens), names)
+        slot = self.cache.open(names)
         assert slot not in self.committed
-        self.committed[slot], self.capacity[slot] = 0, 0
+        self.tokens[slot], self.committed[slot] = tokens, self.cache.committed(slot)
+        assert self.committed[slot] < len(tokens)
+        assert self.cache.can_reserve(slot, len(tokens)) == can_open
+        if can_open:
+            self.cache.reserve(slot, len(tokens))
+        else:
+            with pytest.raises(CapacityError):
+                self.cache.reserve(slot, len(tokens))
 
     @precondition(lambda self: self.committed)
-    @rule(data=st.data(), num_positions=st.integers(1, 24))
-    def reserve(self, data: st.DataObject, num_positions: int) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.committed)))
-        missing = self.cache.pages_for(num_positions) - self.cache.pages_for(self.capacity[slot])
-        if missing > self.cache.num_free_pages:
-            with pytest.raises(CapacityError):
-                self.cache.reserve(slot, num_positions)
-            return
-        self.cache.reserve(slot, num_positions)
-        self.capacity[slot] = max(self.capacity[slot], num_positions)
-
-    @precondition(lambda self: any(self.capacity.values()))
     @rule(data=st.data())
     def write_and_commit(self, data: st.DataObject) -> None:
-        slot = data.draw(st.sampled_from(sorted(s for s, n in self.capacity.items() if n)))
-        written = data.draw(st.integers(self.committed[slot], self.capacity[slot]))
+        slot = data.draw(st.sampled_from(sorted(self.committed)))
+        end = min(self.cache.capacity(slot), len(self.tokens[slot]))
+        if end < self.committed[slot]:
+            return
+        written = data.draw(st.integers(self.committed[slot], end))
+        self.write(slot, range(self.committed[slot], written))
         self.cache.write(slot, written)
         kept = data.draw(st.integers(self.committed[slot], written))
         self.cache.commit(slot, kept)
@@ -117,27 +243,36 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.committed)
     @rule(data=st.data())
-    def roll_back(self, data: st.DataObject) -> None:
+    def share(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.committed)))
-        keep = data.draw(st.integers(0, self.capacity[slot]))
-        self.cache.roll_back(slot, keep)
-        self.committed[slot] = min(self.committed[slot], keep)
-        self.capacity[slot] = min(self.capacity[slot], self.cache.pages_for(keep) * 4)
+        self.cache.share(slot, self.names(slot))
+
+    @precondition(lambda self: self.committed)
+    @rule(data=st.data())
+    def catch_up(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.committed)))
+        if self.cache.capacity(slot) >= len(self.tokens[slot]):
+            found = self.cache.catch_up(slot, self.names(slot))
+            assert self.committed[slot] <= found
+            self.committed[slot] = found
 
     @precondition(lambda self: self.committed)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.committed)))
         self.cache.close(slot)
-        del self.committed[slot], self.capacity[slot]
+        del self.committed[slot], self.tokens[slot]
 
     @invariant()
     def holds(self) -> None:
         self.cache.check()
         for slot, committed in self.committed.items():
             assert self.cache.committed(slot) == committed
-        held = sum(self.cache.pages_for(n) for n in self.capacity.values())
-        assert self.cache.num_free_pages == self.cache.num_pages - 1 - held
+            for position in range(committed):
+                words = tuple(self.tokens[slot][: position + 1])
+                assert self.rows[self.place(slot, position)] == words
+        if not self.committed:
+            assert self.cache.num_free_pages == self.cache.num_pages - 1
 
 
 TestCacheMachine = CacheMachine.TestCase

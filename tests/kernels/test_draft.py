@@ -83,10 +83,10 @@ def draft_pass(drafter: Drafter) -> DraftPass:
 
 
 def live_requests(params: Sequence[SamplingParams], *, vocab_size: int) -> list[LiveRequest]:
-    return [
+    requests = [
         LiveRequest(
             Request(id=str(i), prompt_ids=[5, 3 + 7 * i], params=p),
-            slot=i,
+            arrival=i,
             seed=11 * i if p.seed is None else p.seed,
             eos_ids=(),
             vocab_size=vocab_size,
@@ -96,6 +96,9 @@ def live_requests(params: Sequence[SamplingParams], *, vocab_size: int) -> list[
         )
         for i, p in enumerate(params)
     ]
+    for slot, live in enumerate(requests):
+        live.start(slot, num_known=0)
+    return requests
 
 
 @given(

@@ -31,6 +31,8 @@ from dspark.models.kinds import vocabulary_of
 class ChainPass:
     """A chain drafter, its pages, and its vocabulary: a `Proposer`."""
 
+    num_ahead = 1  # a pair holds the next token
+
     def __init__(
         self, drafter: ChainDrafter, *, num_pages: int, page_size: int, vocab_size: int
     ) -> None:
@@ -51,7 +53,7 @@ class ChainPass:
         self._states = torch.zeros(
             (num_pages * page_size, config.hidden_size), dtype=drafter.dtype, device=self.device
         )
-        self._num_pairs: WeakKeyDictionary[LiveRequest, int] = WeakKeyDictionary()
+        self._num_pairs: WeakKeyDictionary[LiveRequest, tuple[int, int]] = WeakKeyDictionary()
         self._window = config.windows[0]
         self._scale = config.head_dim**-0.5
 
@@ -103,14 +105,21 @@ class ChainPass:
         )
 
     def _catch_up(self, requests: Sequence[LiveRequest], cache: KVCache) -> Tensor:
-        """All pairs that are committed and not yet written; the states [R, D] of the last ones."""
+        """All pairs that are committed and not yet written; the states [R, D] of the last ones.
+
+        A request that starts, or starts again, writes them from its first position on, also in
+        pages that it shares: whoever writes there writes the same, and nobody may have yet.
+        """
         runs, ids = [], []
         for live in requests:
             num_pairs = len(live.tokens) - 1
-            start = min(self._num_pairs.get(live, 0), num_pairs - 1)
+            num_starts, num_written = self._num_pairs.get(live, (0, 0))
+            if num_starts != live.num_starts:
+                num_written = 0
+            start = min(num_written, num_pairs - 1)
             runs.append(Run(slot=live.slot, start=start, num_tokens=num_pairs - start))
             ids.extend(live.tokens[start + 1 :])
-            self._num_pairs[live] = num_pairs
+            self._num_pairs[live] = (live.num_starts, num_pairs)
         layout = layout_of(runs, cache, device=self.device)
         state_ND = self._states[layout.slots_N]
         state_ND = self._advance(state_ND, torch.tensor(ids, device=self.device), layout)

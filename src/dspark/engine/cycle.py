@@ -4,14 +4,17 @@ It changes requests, pages and steps in flight. It knows no text beyond stop str
 no clock.
 """
 
+import itertools
 import secrets
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
+from dspark.algorithms.prompt_shares import prompt_shares
 from dspark.core import (
     DraftBlock,
     Request,
@@ -25,11 +28,16 @@ from dspark.engine.draft_source import DraftSource, block_size_of, proposer_of
 from dspark.engine.judge import Judgement, judge
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest, StopText, origins_of, round_table
+from dspark.engine.load import Load
 from dspark.engine.planner import FixedPlanner, Outcome, Outlook, Planner
+from dspark.engine.prefix_index import extend_names
 from dspark.engine.proposer import Proposer, StepStates
 from dspark.errors import InputError, NumericsError
 from dspark.kernels.rounds import RoundTable
 from dspark.models.target import Target, TargetOutput
+
+_LEAST_PROMPT = 16
+"""Prompt tokens of a step whose windows leave no room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +52,14 @@ class CycleConfig:
     """Positions of a page."""
     max_step_tokens: int = 512
     """Tokens of one target pass: verify windows first, prompt chunks in what is left."""
+    max_prompt_tokens: int | None = None
+    """Prompt tokens of a step in which others decode, at most: what they wait for a newcomer.
+    `None` is a quarter of `max_step_tokens`."""
+    prefix_cache: bool = True
+    """Keep the pages of words that were read, for requests that begin with the same words."""
+    reserves_all: bool = False
+    """Take pages for a request's whole length when it starts: it is never sent back to wait, but
+    fewer run at a time. Otherwise pages are taken as it grows (`engine.admission`)."""
     width: int | None = None
     """Drafted tokens verified per request and round, `None` is the drafter's block_size; a cycle
     with a planner of its own does not read it."""
@@ -56,6 +72,17 @@ class CycleConfig:
                 raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
         if self.width is not None and self.width < 0:
             raise InputError(f"width is {self.width}, but it must be at least 0.")
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
+            raise InputError(
+                f"max_prompt_tokens is {self.max_prompt_tokens}, but it must be at least 1."
+            )
+
+    @property
+    def prompt_tokens_beside(self) -> int:
+        """`max_prompt_tokens`, the default resolved."""
+        if self.max_prompt_tokens is not None:
+            return min(self.max_prompt_tokens, self.max_step_tokens)
+        return max(self.max_step_tokens // 4, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +95,8 @@ class _Chunk:
 
     @property
     def ends_prompt(self) -> bool:
-        return self.start + self.num_tokens == self.live.num_prompt
+        """Whether a token is drawn behind it; what was read before a restart ends at its anchor."""
+        return self.start + self.num_tokens == self.live.num_prompt == len(self.live.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,15 +144,21 @@ class Cycle:
             self._proposer = proposer_of(
                 drafter, target=target, num_pages=num_pages, page_size=config.page_size
             )
+        self._num_ahead = 0 if self._proposer is None else self._proposer.num_ahead
         self.planner = FixedPlanner.of_width(config.width) if planner is None else planner
         self._clock = clock
         self._draft_seconds = 0.0
         self.num_broken_drafts = 0
         """Blocks that could not be drawn; after the first one no more are."""
         self._admission = Admission(
-            cache=self._cache, max_positions=target.spec.max_positions, block_size=block_size
+            cache=self._cache,
+            max_positions=target.spec.max_positions,
+            block_size=block_size,
+            reserves_all=config.reserves_all,
         )
         self._live: list[LiveRequest] = []
+        self._arrivals = itertools.count()
+        self._num_prompt_tokens = self._num_cached_tokens = self._num_sent_back = 0
         self._make_stop_text = make_stop_text
 
     @property
@@ -143,7 +177,19 @@ class Cycle:
         Raises `InputError` for a prompt or an option that cannot be served.
         """
         self._check_request(request)
-        self._admission.submit(request)
+        stop, seed = request.params.stop, request.params.seed
+        live = LiveRequest(
+            request,
+            arrival=next(self._arrivals),
+            seed=secrets.randbits(62) if seed is None else seed,
+            eos_ids=self._target.spec.eos_ids,
+            vocab_size=self._target.spec.vocab_size,
+            max_positions=self._target.spec.max_positions,
+            stop_text=self._make_stop_text(stop) if stop and self._make_stop_text else None,
+            device=self._target.device,
+        )
+        self._name_pages(live)
+        self._admission.submit(live)
 
     def abort(self, request_id: str) -> bool:
         """End a request now, whatever it waits for; whether it was known (UC-056)."""
@@ -153,13 +199,30 @@ class Cycle:
                 return True
         return self._admission.withdraw(request_id)
 
+    @property
+    def load(self) -> Load:
+        """How busy it is now, and what the cache saved so far."""
+        num_decoding = sum(live.is_decoding for live in self._live)
+        return Load(
+            num_waiting=len(self._admission),
+            num_reading=len(self._live) - num_decoding,
+            num_decoding=num_decoding,
+            max_requests=self.config.max_requests,
+            num_pages=self._cache.num_pages - 1,
+            num_free_pages=self._cache.num_free_pages - self._cache.num_cached_pages,
+            num_cached_pages=self._cache.num_cached_pages,
+            page_size=self._cache.page_size,
+            total_prompt_tokens=self._num_prompt_tokens,
+            total_cached_tokens=self._num_cached_tokens,
+            total_sent_back=self._num_sent_back,
+        )
+
     def check(self) -> None:
         """The invariants of pages and requests."""
         self._cache.check()
         for live in self._live:
             assert self._cache.committed(live.slot) == live.num_computed
-            if live.is_decoding:
-                assert live.num_computed == len(live.tokens) - 1
+            assert live.is_decoding or live.num_computed < live.num_to_read
 
     @torch.inference_mode()
     def step(self) -> StepResult:
@@ -183,54 +246,85 @@ class Cycle:
         return 0.0 if self._clock is None else self._clock()
 
     def _admit(self) -> None:
-        for request, slot in self._admission.admit():
-            stop = request.params.stop
-            seed = request.params.seed
-            if seed is None:
-                seed = secrets.randbits(62)
-            self.planner.begin(slot, request.params, seed)
-            self._live.append(
-                LiveRequest(
-                    request,
-                    slot=slot,
-                    seed=seed,
-                    eos_ids=self._target.spec.eos_ids,
-                    vocab_size=self._target.spec.vocab_size,
-                    max_positions=self._target.spec.max_positions,
-                    stop_text=self._make_stop_text(stop) if stop and self._make_stop_text else None,
-                    device=self._target.device,
-                )
-            )
+        for live in self._admission.grow(self._live):
+            self._live.remove(live)
+            self._num_sent_back += 1
+        for live in self._admission.admit(self._live):
+            self.planner.begin(live.slot, live.params, live.seed)
+            self._live.append(live)
+            if live.num_starts == 1:
+                self._num_prompt_tokens += live.num_prompt
+                self._num_cached_tokens += live.num_cached
+        if self.config.prefix_cache:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Requests that read take over what others have read since they started."""
+        for live in self._live:
+            if live.is_decoding:
+                continue
+            num_known = self._cache.catch_up(live.slot, live.page_names)
+            if live.num_starts == 1:
+                live.num_cached += num_known - live.num_computed
+                self._num_cached_tokens += num_known - live.num_computed
+            live.num_computed = num_known
 
     def _compose(self) -> _Batch:
         decoding = [live for live in self._live if live.is_decoding]
         caps = self.planner.caps(self._outlook(decoding)) if decoding else []
-        budget = max(self.config.max_step_tokens - sum(caps) - len(caps), 0)
-        if not decoding:
-            budget = self.config.max_step_tokens
-        chunks = []
-        for live in self._live:
-            missing = live.num_prompt - live.num_computed
-            if live.is_decoding or budget == 0:
-                continue
-            num_tokens = min(missing, budget)
-            chunks.append(_Chunk(live=live, start=live.num_computed, num_tokens=num_tokens))
-            budget -= chunks[-1].num_tokens
+        chunks: Sequence[_Chunk] = ()
+        if len(decoding) < len(self._live):
+            chunks = self._chunks(num_windows=len(caps) + sum(caps))
         ending = [chunk.live for chunk in chunks if chunk.ends_prompt]
         return _Batch(decoding=decoding, caps=caps, chunks=chunks, sampling=[*decoding, *ending])
+
+    def _chunks(self, *, num_windows: int) -> list[_Chunk]:
+        """Pieces of prompts beside windows of so many tokens, older requests first."""
+        reading = self._reading()
+        budget = self._prompt_budget(num_windows)
+        shares = prompt_shares([r.num_to_read - r.num_computed for r in reading], budget)
+        return [
+            _Chunk(live=live, start=live.num_computed, num_tokens=share)
+            for live, share in zip(reading, shares, strict=True)
+            if share > 0
+        ]
+
+    def _prompt_budget(self, num_windows: int) -> int:
+        """Even beside windows that fill a step, prompts get on a little."""
+        if num_windows == 0:
+            return self.config.max_step_tokens
+        most = self.config.prompt_tokens_beside
+        return min(most, max(self.config.max_step_tokens - num_windows, _LEAST_PROMPT))
+
+    def _reading(self) -> list[LiveRequest]:
+        """Requests that read, the oldest first, without those whose next page another one reads
+        just now: they take it over when it is full."""
+        reading, upcoming = [], set[bytes]()
+        for live in sorted(self._live, key=attrgetter("arrival")):
+            if live.is_decoding:
+                continue
+            if self.config.prefix_cache:
+                names = live.page_names[live.num_computed // self._cache.page_size :]
+                if names and names[0] in upcoming and self._is_at_a_page(live):
+                    continue
+                upcoming.update(names)
+            reading.append(live)
+        return reading
+
+    def _is_at_a_page(self, live: LiveRequest) -> bool:
+        return live.num_computed % self._cache.page_size == 0
 
     def _outlook(self, decoding: Sequence[LiveRequest]) -> Outlook:
         """Of prompts, as much as fits beside requests that decode plainly."""
         missing = 0
         if len(decoding) < len(self._live):
             reading = [live for live in self._live if not live.is_decoding]
-            missing = sum(live.num_prompt - live.num_computed for live in reading)
-        room = max(self.config.max_step_tokens - len(decoding), 0)
+            missing = sum(live.num_to_read - live.num_computed for live in reading)
         return Outlook(
             slots=[live.slot for live in decoding],
             rounds=[live.num_rounds for live in decoding],
             max_widths=[live.max_width(self.block_size) for live in decoding],
-            num_prompt_tokens=min(missing, room),
+            num_prompt_tokens=min(missing, self._prompt_budget(len(decoding))),
             num_certain=len(decoding),
             context=sum(live.num_computed for live in decoding),
         )
@@ -359,6 +453,7 @@ class Cycle:
         for chunk in batch.chunks:
             chunk.live.num_computed += chunk.num_tokens
             self._cache.commit(chunk.live.slot, chunk.live.num_computed)
+            self._share(chunk.live)
         offered = self._offered(batch, block)
         confidence = None
         if block is not None and block.confidence_RK is not None:
@@ -424,6 +519,7 @@ class Cycle:
         if not is_prefill:
             live.num_computed += taken
             self._cache.commit(live.slot, live.num_computed)
+            self._share(live)
         tokens = tokens[:taken]
         num_top = live.params.num_logprobs
         result = RoundResult(
@@ -437,10 +533,27 @@ class Cycle:
             is_prefill=is_prefill,
             finish_reason=reason,
             confidence_logits=confidence,
+            num_cached=live.num_cached if is_prefill else 0,
         )
         if reason is not None:
             self._close(live)
         return result
+
+    def _share(self, live: LiveRequest) -> None:
+        """Full pages of final words are there for all; the drafter's context of them is written,
+        or waits in its pass and is written before anybody's next block."""
+        if self.config.prefix_cache and self._cache.can_share(live.slot):
+            self._name_pages(live)
+            self._cache.share(live.slot, live.page_names)
+
+    def _name_pages(self, live: LiveRequest) -> None:
+        if self.config.prefix_cache:
+            extend_names(
+                live.page_names,
+                live.tokens,
+                page_size=self.config.page_size,
+                num_ahead=self._num_ahead,
+            )
 
     def _close(self, live: LiveRequest) -> None:
         self._cache.close(live.slot)

@@ -37,6 +37,8 @@ _MOST_PENDING = 64
 class DraftPass:
     """A DSpark drafter, its pages, and its vocabulary: a `Proposer`."""
 
+    num_ahead = 0
+
     def __init__(
         self, drafter: Drafter, *, num_pages: int, page_size: int, vocab_size: int
     ) -> None:

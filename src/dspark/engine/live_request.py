@@ -1,9 +1,12 @@
-"""One request in flight: its tokens, its limits, and when it ends. It knows no batch mate.
+"""One request from its submission to its end: its tokens, its limits. It knows no batch mate.
 
 Positions of a live request, with `tokens` = prompt + answer:
 
     0 .......... num_computed ..... len(tokens) - 1
     |  K/V final  |  to be run  |  the anchor is the last token
+
+It waits, starts with a slot, and may be sent back to wait: then its pages are gone and all that
+it has said so far is read again, like a prompt.
 """
 
 from collections.abc import Sequence
@@ -29,13 +32,16 @@ class StopText(Protocol):
 
 
 class LiveRequest:
-    """State of a request between its admission and its end; changed by the cycle alone."""
+    """State of a request between its submission and its end; changed by the cycle alone."""
+
+    slot: int
+    """Its place in the cache while it runs."""
 
     def __init__(
         self,
         request: Request,
         *,
-        slot: int,
+        arrival: int,
         seed: int,
         eos_ids: Sequence[int],
         vocab_size: int,
@@ -43,15 +49,24 @@ class LiveRequest:
         stop_text: StopText | None,
         device: torch.device,
     ) -> None:
+        """`arrival` orders requests by age. Raises `InputError` for an option that names a token
+        outside the vocabulary."""
         params = request.params
         self.request = request
         self.params = params
-        self.slot = slot
+        self.arrival = arrival
         self.seed = seed
         self.tokens = list(request.prompt_ids)
         self.num_prompt = len(self.tokens)
         self.num_computed = 0
         self.num_rounds = 0
+        self.num_starts = 0
+        self.num_cached = 0
+        """Positions of the prompt that the cache knew when the request first started."""
+        self.num_passed = 0
+        """Younger requests that started while this one waited for pages."""
+        self.page_names: list[bytes] = []
+        """Of its full pages, see `prefix_index`; empty where nothing is shared."""
         self.logit_state = LogitState(
             request_id=request.id,
             params=params,
@@ -68,6 +83,19 @@ class LiveRequest:
             self._stop_ids |= set(eos_ids)
         self._stop_text = stop_text
 
+    def start(self, slot: int, *, num_known: int) -> None:
+        """It takes a slot, where K/V of its first `num_known` positions lie already."""
+        assert num_known < len(self.tokens)
+        if self.num_starts == 0:
+            self.num_cached = num_known
+        self.slot = slot
+        self.num_starts += 1
+        self.num_computed = num_known
+
+    def send_back(self) -> None:
+        """It waits again; its pages and its slot belong to others."""
+        self.num_computed = 0
+
     @property
     def num_answer(self) -> int:
         """Committed tokens of the answer."""
@@ -75,8 +103,20 @@ class LiveRequest:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the anchor is left to run; otherwise part of the prompt is."""
-        return self.num_answer > 0
+        """Whether only the anchor is left to run; otherwise it reads (`num_to_read`)."""
+        num_tokens = len(self.tokens)
+        return num_tokens > self.num_prompt and self.num_computed == num_tokens - 1
+
+    @property
+    def num_to_read(self) -> int:
+        """Positions to run before the next round: the prompt, or all of a start that was lost
+        but its anchor."""
+        return max(self.num_prompt, len(self.tokens) - 1)
+
+    @property
+    def was_sent_back(self) -> bool:
+        """Whether it waits for another start."""
+        return self.num_starts > 0
 
     @property
     def num_left(self) -> int:

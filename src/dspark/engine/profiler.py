@@ -126,6 +126,9 @@ class _Bench:
                 + max_step_tokens
                 + 2 * _PAGE,
                 max_step_tokens=max(max_step_tokens, num_requests * (self._block_size + 1)),
+                max_prompt_tokens=max_step_tokens,
+                prefix_cache=False,
+                reserves_all=True,
             ),
             planner=self.planner,
             clock=clock,

@@ -41,6 +41,7 @@ class LookupPass:
     """Prompt lookup for the requests of an engine: a `Proposer`."""
 
     tap_layers = ()
+    num_ahead = 0
     vocabulary = None
 
     def __init__(self, config: PromptLookup, *, device: torch.device) -> None:

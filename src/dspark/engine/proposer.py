@@ -44,6 +44,11 @@ class Proposer(Protocol):
         """Layers of the target whose outputs `feed` wants; -1 is the embedding."""
 
     @property
+    def num_ahead(self) -> int:
+        """Tokens behind a position that what is kept of the position depends on: pages of equal
+        words are shared by requests, if these tokens are equal too."""
+
+    @property
     def vocabulary(self) -> DraftVocabulary | None:
         """The columns of `DraftBlock.probs_RKS`; `None`: the target's own ids."""
 

@@ -76,6 +76,8 @@ class LocalEngines:
                 max_requests=num_users,
                 num_positions=num_users * pages * page_size,
                 max_step_tokens=self._config.max_step_tokens,
+                max_prompt_tokens=self._config.max_step_tokens,
+                prefix_cache=False,  # tasks come back, and every policy shall read each of them
             ),
             planner=planner,
             clock=time.perf_counter,
