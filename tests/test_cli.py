@@ -19,6 +19,7 @@ COMMANDS = (
     ("prepare",),
     ("train",),
     ("evaluate",),
+    ("audit",),
     ("split",),
     ("bench",),
     ("simulate",),

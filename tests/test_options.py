@@ -19,6 +19,7 @@ OWNERS = (
     "benchmarks.evaluation.EvaluationConfig",
     "benchmarks.load.config.LoadConfig",
     "benchmarks.simulation.simulate.SimulationConfig",
+    "benchmarks.server_audit.config.AuditConfig",
     "recipes.Recipe",
 )
 

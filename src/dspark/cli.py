@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dspark.audit_command import audit
 from dspark.errors import DSparkError, InputError
 from dspark.options import given, option
 
@@ -32,6 +33,7 @@ bench = typer.Typer(
     help="Measure: speed beside other engines, and what a step costs.", no_args_is_help=True
 )
 app.add_typer(bench, name="bench")
+app.command()(audit)
 
 TARGET_HELP = (
     "The model that answers: a directory, a hub name, a .gguf file, or the name of a small one "
