@@ -27,6 +27,7 @@ COMMANDS = (
     ("bench", "load"),
     ("bench", "peers"),
     ("bench", "perplexity"),
+    ("bench", "serve"),
     ("bench", "single"),
     ("bench", "train"),
     ("bench", "states"),

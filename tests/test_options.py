@@ -20,6 +20,7 @@ OWNERS = (
     "benchmarks.load.config.LoadConfig",
     "benchmarks.simulation.simulate.SimulationConfig",
     "benchmarks.server_audit.config.AuditConfig",
+    "benchmarks.serve.config.ServeBenchConfig",
     "recipes.Recipe",
 )
 

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dspark.audit_command import audit
 from dspark.errors import DSparkError, InputError
 from dspark.options import given, option
+from dspark.serve_bench_command import serve as bench_serve
 from dspark.serve_command import serve
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ bench = typer.Typer(
 app.add_typer(bench, name="bench")
 app.command()(audit)
 app.command()(serve)
+bench.command("serve")(bench_serve)
 
 TARGET_HELP = (
     "The model that answers: a directory, a hub name, a .gguf file, or the name of a small one "
