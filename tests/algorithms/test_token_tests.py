@@ -11,7 +11,9 @@ from dspark.algorithms.token_tests import (
     chi_square_tail,
     goodness_of_fit,
     holm,
+    place,
     two_sample,
+    uniformity,
 )
 
 LETTERS = "abcde"
@@ -132,3 +134,25 @@ def test_holm_is_stepwise() -> None:
     assert holm([0.03, 0.001, 0.04], rate=0.05) == [False, True, False]
     assert holm([0.02, 0.02, 0.02], rate=0.05) == [False, False, False]
     assert holm([], rate=0.05) == []
+
+
+def places(seed: int, count: int, probs: dict[str, float]) -> list[float]:
+    """Letters drawn from `probs`, placed in PROBS, of which the rarest is not listed."""
+    chance = random.Random(seed)
+    listed = {letter: PROBS[letter] for letter in "abcd"}
+    tokens = chance.choices(LETTERS, list(probs.values()), k=count)
+    return [place(token, listed, chance.random()) for token in tokens]
+
+
+def test_places_of_tokens_drawn_as_stated_are_even_at_the_stated_rate() -> None:
+    p_values = [uniformity(places(i, 300, PROBS)).p_value for i in range(500)]
+    assert share_below(p_values, 0.05) <= 0.09  # 25 +- 5 of 500
+    assert 0.42 <= share_below(p_values, 0.5) <= 0.58
+    assert place("a", PROBS, 0.5) == pytest.approx(0.25)
+    assert place("z", PROBS, 0.5) == 1.0
+
+
+def test_places_of_other_tokens_are_not() -> None:
+    other = {"a": 0.4, "b": 0.35, "c": 0.15, "d": 0.07, "e": 0.03}
+    assert uniformity(places(1, 900, other)).p_value < 1e-3
+    assert uniformity([0.5] * 10).p_value == 1.0

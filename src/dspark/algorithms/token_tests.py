@@ -5,7 +5,9 @@ values, no server and no text.
 
     two_sample       permutation test: labels of the samples of a prompt are exchanged, so its
                      p-value is exact whatever the distributions are
-    goodness_of_fit  Pearson's chi-square against stated probabilities, summed over contexts
+    goodness_of_fit  Pearson's chi-square against stated probabilities, summed over contexts that
+                     came often
+    uniformity       the same for the places of all tokens in the distributions stated for them
     holm             which of several tests fail at one family-wise rate (Holm 1979)
 """
 
@@ -18,6 +20,7 @@ from torch import Tensor
 
 _CHUNK = 1000  # permutations in memory at once
 _LEAST_COUNT = 10  # samples of both sides in a cell of its own
+_NUM_BINS = 20
 _LEAST_EXPECTED = 10.0  # the same for stated probabilities: below, the chi-square tail is too thin
 
 Answer = Sequence[Hashable]
@@ -111,6 +114,34 @@ def goodness_of_fit(contexts: Sequence[Context]) -> Finding:
         statistic=statistic,
         p_value=chi_square_tail(statistic, freedom) if is_possible else 0.0,
         num_cells=num_cells,
+    )
+
+
+def place(token: Hashable, probs: Mapping[Hashable, float], chance: float) -> float:
+    """Where a token lies in its stated distribution, the likeliest first: in [0, 1].
+
+    For `chance` uniform in [0, 1) and a token drawn as stated it is uniform too, whatever the
+    distribution and the tokens before (Rosenblatt 1952), so that places of different prefixes may
+    be counted together. A token that is not listed lies in what the listed ones leave.
+    """
+    low = 0.0
+    for other, p in sorted(probs.items(), key=lambda item: -item[1]):
+        if other == token:
+            return min(low + chance * p, 1.0)
+        low += p
+    return min(low + chance * max(1.0 - low, 0.0), 1.0)
+
+
+def uniformity(places: Sequence[float]) -> Finding:
+    """Whether places are spread evenly: chi-square over equal bins."""
+    num_bins = min(_NUM_BINS, int(len(places) / _LEAST_EXPECTED))
+    if num_bins < 2:
+        return Finding(statistic=0.0, p_value=1.0, num_cells=0)
+    counts = Counter(min(int(value * num_bins), num_bins - 1) for value in places)
+    expected = len(places) / num_bins
+    statistic = sum((counts[i] - expected) ** 2 / expected for i in range(num_bins))
+    return Finding(
+        statistic=statistic, p_value=chi_square_tail(statistic, num_bins - 1), num_cells=num_bins
     )
 
 

@@ -65,13 +65,21 @@ def test_a_lossless_server_passes(states_raw: bool) -> None:
     assert report.lossless, failed(report)
     assert report.untested == []
     assert report.num_drafted
-    assert len(report.tests) == 3 + 5  # two profiles at T=0, three at T=1 of which two are stated
+    assert len(report.tests) == 3 + 7  # two profiles at T=0, three at T=1 of which two are stated
 
 
 @pytest.mark.parametrize(
     ("fault", "names"),
     [
-        (Fault.ACCEPTS_ALL, ["T=0 plain: tokens", "T=0 plain: likeliest", "T=1 plain: chances"]),
+        (
+            Fault.ACCEPTS_ALL,
+            [
+                "T=0 plain: tokens",
+                "T=0 plain: likeliest",
+                "T=1 plain: chances",
+                "T=1 plain: places",
+            ],
+        ),
         (Fault.RESAMPLES, ["T=1 plain: distribution", "T=1 plain: chances"]),
         (Fault.NO_FILTER, ["T=1 top-k: distribution", "T=1 top-k: chances"]),
         (Fault.NO_PENALTY, ["T=0 penalties: tokens", "T=1 penalties: distribution"]),
@@ -188,5 +196,5 @@ def test_what_cannot_be_audited_says_so() -> None:
         HttpApi(url="localhost:8000")
     with pytest.raises(InputError, match="samples is 3"):
         AuditConfig(samples=3)
-    with pytest.raises(InputError, match="take at least 500"):
+    with pytest.raises(InputError, match="take at least 700"):
         AuditConfig(permutations=100)

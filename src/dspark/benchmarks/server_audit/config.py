@@ -11,7 +11,7 @@ OFF: Mapping[str, Any] = {"speculation": {"max_draft": 0}}
 """What a request says to be decoded without drafts, where the server knows it."""
 FILTERED_TOP_K = 8
 PENALTY = 1.5
-NUM_STATISTICAL = 5
+NUM_STATISTICAL = 7
 """Statistical tests of an audit, at most."""
 
 

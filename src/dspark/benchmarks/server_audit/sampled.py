@@ -1,6 +1,7 @@
 """The sampled tests: answers beside plain ones, and tokens beside the chances stated for them."""
 
 import math
+import random
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from dspark.algorithms.token_tests import (
     Finding,
     SamplePair,
     goodness_of_fit,
+    place,
     two_sample,
+    uniformity,
 )
 from dspark.benchmarks.server_audit.asking import Answer, Chat, Question, Side, ask_all
 from dspark.benchmarks.server_audit.config import AuditConfig, Profile
@@ -94,6 +97,20 @@ def sampled_tests(samples: Samples, *, config: AuditConfig) -> Iterator[SampledF
             + (f", {impossible} tokens outside the filter" if impossible else ""),
         )
 
+        places = list(_places(samples, random.Random(config.seed)))
+        yield SampledFinding(
+            name=f"{name}: places as stated",
+            finding=uniformity(places),
+            detail=f"{len(places)} tokens by their place among the stated chances",
+        )
+
+
+def _places(samples: Samples, chance: random.Random) -> Iterator[float]:
+    top_k = samples.profile.top_k
+    for answer in (answer for some in samples.answers for answer in some):
+        for token, logprob, top in zip(answer.tokens, answer.logprobs, answer.tops, strict=True):
+            yield place(token, _chances(token, logprob, top, top_k), chance.random())
+
 
 def is_stated(profile: Profile, config: AuditConfig) -> bool:
     """Whether log-probabilities tell a token's chance, reported before processing or after."""
@@ -142,7 +159,7 @@ def _contexts(answers: Sequence[Sequence[Answer]], top_k: int | None) -> list[Co
 
 def _chances(
     token: str, logprob: float, top: Mapping[str, float], top_k: int | None
-) -> Mapping[str, float]:
+) -> Mapping[Hashable, float]:
     """Stated probabilities of one position, under the filter where there is one.
 
     A token that is not listed gets no cell of its own: that would let the draw choose its cell.
