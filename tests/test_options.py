@@ -19,8 +19,6 @@ OWNERS = (
     "benchmarks.evaluation.EvaluationConfig",
     "benchmarks.load.config.LoadConfig",
     "benchmarks.simulation.simulate.SimulationConfig",
-    "benchmarks.server_audit.config.AuditConfig",
-    "benchmarks.serve.config.ServeBenchConfig",
     "recipes.Recipe",
 )
 

@@ -29,7 +29,7 @@ KINDS = (
 
 def table_of(params: Sequence[SamplingParams], *, seed: int) -> RoundTable:
     each = range(len(params))
-    return RoundTable.of(
+    return RoundTable(
         [
             [DrawKind.of(p) for p in params],
             [seed + i for i in each],

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dspark.core import AttentionLayout
+from dspark.core import AttentionLayout, SamplingParams
+from dspark.kernels.decision import decide
 from dspark.kernels.elementwise import rms_norm
 from dspark.kernels.linear import PackedLinear
-from dspark.kernels.stack import FusedStack, Norm, StackLayer
+from dspark.kernels.rounds import DrawKind, RoundTable
+from dspark.kernels.stack import FusedStack, Norm, StackLayer, StackVerdict
 from tests.kernels.toy_steps import Case, Step, cases, plain_case
 
 
@@ -359,6 +361,157 @@ def test_ids_stand_for_their_rows_of_the_embedding(instructions: str) -> None:
             toy.run(toy.copies())
     with pytest.raises(RuntimeError, match="rows of 64 values"):
         FusedStack(toy.layers, final_norm=None, embedding_VD=embedding_VD[:, 1:])
+
+
+KINDS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8, seed=3),
+    SamplingParams(temperature=1.0),
+)
+
+
+class Decoding:
+    """A step from ids to the verdict, and the same by layout, pass and `decide`."""
+
+    def __init__(self, toy: Toy, kinds: Sequence[SamplingParams]) -> None:
+        self.toy, self.case = toy, toy.case
+        requests = self.case.requests
+        embedding_VD = toy.random(toy.model.vocab_size, toy.model.width)
+        self.ids = torch.randint(len(embedding_VD), (len(toy.x_ND),), generator=toy.generator)
+        toy.x_ND = embedding_VD[self.ids]
+        toy.stack = FusedStack(
+            toy.layers,
+            final_norm=toy.final_norm,
+            head=toy.head,
+            head_divisors_D=toy.divisors_D,
+            embedding_VD=embedding_VD,
+        )
+        self.lengths = [count - 1 for _, count in requests]
+        self.starts = toy.step.query_starts_R1[:-1].tolist()
+        self.rounds = RoundTable(
+            [
+                [DrawKind.of(p) for p in kinds],
+                [5 + r for r in range(len(kinds))],
+                [context + 1 for context, _ in requests],
+                [r % 2 for r in range(len(kinds))],
+                self.ids[self.starts].tolist(),
+            ],
+            [p.temperature for p in kinds],
+            device=torch.device("cpu"),
+        )
+        num_slots = max(self.lengths)
+        shape = (len(kinds), num_slots, toy.model.vocab_size)
+        self.probs_RKS = toy.random(*shape).float().softmax(dim=-1)
+        self.tokens_RK = torch.zeros(shape[:2], dtype=torch.int64)
+        for r, (start, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
+            self.tokens_RK[r, :length] = self.ids[start + 1 : start + 1 + length]
+
+    def at_once(self, pages: Sequence[tuple[Tensor, Tensor]], *, has_states: bool) -> StackVerdict:
+        toy = self.toy
+        table = toy.step.block_tables_RP.clamp(0, len(pages[0][0]) - 1)
+        return toy.stack.decode(
+            self.ids.tolist(),
+            [(r, context, count) for r, (context, count) in enumerate(self.case.requests)],
+            rounds=self.rounds,
+            cos_PE=toy.cos_PE,
+            sin_PE=toy.sin_PE,
+            pages=toy.stack.bind(*zip(*pages, strict=True)),
+            table=table,
+            taps=toy.model.taps,
+            draft_tokens_RK=self.tokens_RK,
+            draft_probs_RKS=self.probs_RKS,
+            has_states=has_states,
+        )
+
+    def by_operators(self, logits_NV: Tensor) -> tuple[list[int], list[int]] | None:
+        return decide(
+            logits_NV,
+            rounds=self.rounds,
+            starts=self.starts,
+            lengths=self.lengths,
+            draft_tokens_RK=self.tokens_RK,
+            draft_probs_RKS=self.probs_RKS,
+        )
+
+
+@given(
+    model=models,
+    case=cases,
+    counts=st.lists(st.integers(1, 6), min_size=5, max_size=5),
+    kinds=st.lists(st.sampled_from(KINDS), min_size=5, max_size=5),
+    has_states=st.booleans(),
+)
+def test_a_decoding_step_is_its_layout_its_pass_and_its_verdict(
+    instructions: str,
+    model: Model,
+    case: Case,
+    counts: list[int],
+    kinds: list[SamplingParams],
+    has_states: bool,
+) -> None:
+    requests = [(c, n) for (c, _), n in zip(case.requests, counts, strict=False)]
+    case = replace(case, requests=requests, is_two_way=False)
+    decoding = Decoding(Toy(model, case), kinds[: len(requests)])
+    toy = decoding.toy
+    pages, expected_pages = toy.copies(), toy.copies()
+    hidden_ND, taps_NM, logits_NV = toy.run(expected_pages)
+    verdict = decoding.at_once(pages, has_states=has_states)
+    assert (verdict.num_accepted, verdict.next_tokens) == decoding.by_operators(logits_NV)
+    assert verdict.logits_NV is None
+    for found, wanted in zip(pages, expected_pages, strict=True):
+        assert_same(found, wanted)
+    assert (verdict.states is not None) == has_states
+    if verdict.states is not None:
+        ids_N, states_ND, states_NM, layout = verdict.states
+        assert_same([states_ND, states_NM, ids_N], [hidden_ND, taps_NM, decoding.ids])
+        step = toy.step
+        assert_same(
+            [layout.visible_N, layout.positions_N, layout.slots_N],
+            [step.visible_N, step.positions_N, step.slots_N],
+        )
+        assert layout.max_visible == step.max_visible
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_verdict_does_not_depend_on_the_number_of_threads(
+    instructions: str, quantization: str | None
+) -> None:
+    """Each thread looks for the best of its own columns; of equal logits the lowest wins."""
+    toy = Toy(
+        plain_model(vocab_size=640, quantization=quantization),
+        plain_case(requests=[(30, 1), (4, 3), (9, 1), (77, 2)]),
+    )
+    weight_VD = toy.random(320, 64)
+    toy.head = PackedLinear.pack(weight_VD.repeat(2, 1), quantization=quantization)
+    decoding = Decoding(toy, [KINDS[0]] * 4)
+    num_threads = torch.get_num_threads()
+    found = []
+    for count in (1, 2, 3, 16):
+        torch.set_num_threads(count)
+        found.append(decoding.at_once(toy.copies(), has_states=False)[:2])
+    torch.set_num_threads(num_threads)
+    assert found == [found[0]] * 4
+    assert max(found[0][1]) < 320
+    assert found[0] == decoding.by_operators(toy.run(toy.copies())[2])
+
+
+def test_a_row_that_is_not_finite_comes_back_with_its_logits(instructions: str) -> None:
+    decoding = Decoding(Toy(plain_model(), plain_case(requests=[(3, 1), (40, 2)])), [KINDS[0]] * 2)
+    pages = decoding.toy.copies()
+    for keys, _ in pages:
+        keys.fill_(torch.nan)
+    verdict = decoding.at_once(pages, has_states=True)
+    assert verdict.next_tokens == [-1, -1]
+    assert verdict.logits_NV is not None
+    assert verdict.logits_NV.isnan().all()
+    assert verdict.states is not None
+
+
+def test_runs_and_counters_must_fit_each_other(instructions: str) -> None:
+    decoding = Decoding(Toy(plain_model(), plain_case(requests=[(3, 1), (40, 2)])), [KINDS[0]] * 2)
+    decoding.rounds.temperatures = [0.0]
+    with pytest.raises(RuntimeError, match="for each of 1 requests"):
+        decoding.at_once(decoding.toy.copies(), has_states=False)
 
 
 def test_pages_belong_to_the_stack_that_bound_them(instructions: str) -> None:

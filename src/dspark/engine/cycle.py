@@ -14,6 +14,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
+from dspark.algorithms.acceptance import Verdict
 from dspark.algorithms.prompt_shares import prompt_shares
 from dspark.core import (
     DraftBlock,
@@ -25,7 +26,7 @@ from dspark.core import (
 from dspark.engine.admission import Admission
 from dspark.engine.batch import Run, layout_of
 from dspark.engine.draft_source import DraftSource, block_size_of, proposer_of
-from dspark.engine.judge import Judgement, judge
+from dspark.engine.judge import Judgement, can_judge_at_once, judge
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest, StopText, origins_of, round_table
 from dspark.engine.load import Load
@@ -234,8 +235,7 @@ class Cycle:
         block = self._draft(batch, rounds)
         plan = self._plan(batch, block)
         drafts = self._drafts(batch, block, plan)
-        logits_NV = self._verify(batch, drafts)
-        judgement = self._accept(batch, rounds, block, drafts, logits_NV)
+        judgement = self._judge(batch, rounds, block, drafts)
         result = self._commit(batch, block, drafts, judgement)
         self._observe(batch, result, self._now() - started)
         if self.config.is_checked:
@@ -380,22 +380,83 @@ class Cycle:
         rows = zip(block.tokens_RK.tolist(), plan.lengths, strict=True)
         return [tokens[:length] for tokens, length in rows]
 
-    def _verify(self, batch: _Batch, drafts: Sequence[Sequence[int]]) -> Tensor:
-        """Logits of the anchors and their drafts, then of the prompts that end: [N, V]."""
+    def _judge(
+        self,
+        batch: _Batch,
+        rounds: RoundTable,
+        block: DraftBlock | None,
+        drafts: Sequence[Sequence[int]],
+    ) -> Judgement:
+        """One pass over the step's tokens, and the verdict on it."""
+        ids, runs = self._windows(batch, drafts)
+        if (
+            not batch.chunks
+            and self._target.can_decode
+            and can_judge_at_once(batch.sampling, block)
+        ):
+            return self._decode(batch, rounds, block, drafts, ids, runs)
+        logits_NV = self._verify(batch, ids, runs)
+        return self._accept(batch, rounds, block, drafts, logits_NV)
+
+    def _windows(
+        self, batch: _Batch, drafts: Sequence[Sequence[int]]
+    ) -> tuple[list[int], list[Run]]:
+        """The anchors and their drafts."""
         ids: list[int] = []
         runs: list[Run] = []
         for live, tokens in zip(batch.decoding, drafts, strict=False):
             ids.append(live.tokens[-1])
             ids.extend(tokens)
             runs.append(Run(live.slot, live.num_computed, 1 + len(tokens)))
+            self._cache.write(live.slot, live.num_computed + 1 + len(tokens))
+        return ids, runs
+
+    def _decode(
+        self,
+        batch: _Batch,
+        rounds: RoundTable,
+        block: DraftBlock | None,
+        drafts: Sequence[Sequence[int]],
+        ids: list[int],
+        runs: list[Run],
+    ) -> Judgement:
+        """Pass and verdict as one call of the target."""
+        proposer = self._proposer
+        verdict = self._target.decode(
+            ids,
+            runs,
+            table=self._cache.table,
+            pages=self._pages,
+            tap_layers=() if proposer is None else proposer.tap_layers,
+            rounds=rounds,
+            has_states=proposer is not None,
+            draft_tokens_RK=None if block is None else block.tokens_RK,
+            draft_probs_RKS=None if block is None else block.probs_RKS,
+            vocabulary=None if proposer is None else proposer.vocabulary,
+        )
+        if proposer is not None and verdict.states is not None:
+            proposer.feed(StepStates(**verdict.states._asdict()))
+        if verdict.logits_NV is not None:  # not finite: it is said there
+            return self._accept(batch, rounds, block, drafts, verdict.logits_NV)
+        return Judgement(
+            verdict=Verdict(
+                num_accepted=verdict.num_accepted,
+                next_tokens=verdict.next_tokens,
+                lengths=[len(tokens) for tokens in drafts],
+            ),
+            scores=None,
+            first_rows={},
+        )
+
+    def _verify(self, batch: _Batch, ids: list[int], runs: list[Run]) -> Tensor:
+        """Logits of the windows, then of the prompts that end: [N, V]."""
         wanted = list(range(len(ids)))
         for chunk in batch.chunks:
             ids.extend(chunk.live.tokens[chunk.start : chunk.start + chunk.num_tokens])
             runs.append(Run(chunk.live.slot, chunk.start, chunk.num_tokens))
+            self._cache.write(chunk.live.slot, chunk.start + chunk.num_tokens)
             if chunk.ends_prompt:
                 wanted.append(len(ids) - 1)
-        for run in runs:
-            self._cache.write(run.slot, run.start + run.num_tokens)
         output = self._pass(ids, runs, has_logits=not batch.chunks)
         if output.logits_NV is not None:
             return output.logits_NV

@@ -76,6 +76,13 @@ def judge(
     return _joined(by_rows, others, plain, num_accepted, next_tokens, drafts)
 
 
+def can_judge_at_once(requests: Sequence[LiveRequest], block: DraftBlock | None) -> bool:
+    """Whether one operator judges all of them, so that the target's own call may do it."""
+    if block is not None and block.is_certain and _has_maximal(requests):
+        return False
+    return all(_is_plain(live) for live in requests)
+
+
 def _is_plain(live: LiveRequest) -> bool:
     return live.params.num_logprobs is None and live.is_plain
 

@@ -164,7 +164,7 @@ class LiveRequest:
 
 def round_table(requests: Sequence[LiveRequest], *, device: torch.device) -> RoundTable:
     """What the next round asks of each of these requests."""
-    return RoundTable.of(
+    return RoundTable(
         [
             [r.kind for r in requests],
             [r.seed for r in requests],

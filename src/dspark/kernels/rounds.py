@@ -3,7 +3,6 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -29,33 +28,48 @@ class DrawKind(IntEnum):
         return cls.SHARED if is_shared else cls.MAXIMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTable:
-    """R requests: `counters_CR` int64 with rows kind, seed, position, round, anchor.
+    """R requests: the rows kind, seed, position, round and anchor, and their temperatures.
 
     Position is that of the first drafted token, round the number of rounds that the request has
-    had, anchor its last token. `temperatures_R` float32; that of a greedy request is not read.
+    had, anchor its last token. The temperature of a greedy request is not read. Tensors are made
+    when somebody asks: a step that is one call takes the numbers.
     """
 
-    counters_CR: Tensor
-    temperatures_R: Tensor
+    __slots__ = ("_counters_CR", "_temperatures_R", "counters", "device", "temperatures")
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         counters: Sequence[Sequence[int]],
         temperatures: Sequence[float],
         *,
         device: torch.device,
-    ) -> "RoundTable":
-        """From the five rows kind, seed, position, round and anchor, a column a request."""
-        return cls(
-            counters_CR=torch.tensor(counters, dtype=torch.int64, device=device),
-            temperatures_R=torch.tensor(temperatures, dtype=torch.float32, device=device),
-        )
+    ) -> None:
+        """From the five rows, a column a request."""
+        self.counters = counters
+        self.temperatures = temperatures
+        self.device = device
+        self._counters_CR: Tensor | None = None
+        self._temperatures_R: Tensor | None = None
 
     def __len__(self) -> int:
-        return self.counters_CR.shape[1]
+        return len(self.temperatures)
+
+    @property
+    def counters_CR(self) -> Tensor:
+        """The five rows, int64."""
+        if self._counters_CR is None:
+            self._counters_CR = torch.tensor(self.counters, dtype=torch.int64, device=self.device)
+        return self._counters_CR
+
+    @property
+    def temperatures_R(self) -> Tensor:
+        """Float32."""
+        if self._temperatures_R is None:
+            self._temperatures_R = torch.tensor(
+                self.temperatures, dtype=torch.float32, device=self.device
+            )
+        return self._temperatures_R
 
     @property
     def anchors_R(self) -> Tensor:
@@ -72,7 +86,8 @@ class RoundTable:
         """The columns of these requests; the table itself if they are all of them in order."""
         if len(requests) == len(self):
             return self
-        index = torch.tensor(list(requests), dtype=torch.int64, device=self.counters_CR.device)
         return RoundTable(
-            counters_CR=self.counters_CR[:, index], temperatures_R=self.temperatures_R[index]
+            [[row[r] for r in requests] for row in self.counters],
+            [self.temperatures[r] for r in requests],
+            device=self.device,
         )

@@ -13,8 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dspark.algorithms.draft_vocabulary import DraftVocabulary
 from dspark.core import AttentionLayout
 from dspark.kernels.linear import PackedLinear
+from dspark.kernels.rounds import RoundTable
+
+_NUM_STATES = 8  # tensors that a step leaves behind
 
 
 class Norm(NamedTuple):
@@ -56,6 +60,28 @@ class StackOutput(NamedTuple):
     hidden_ND: Tensor
     """After the final norm."""
     taps_NM: Tensor
+    logits_NV: Tensor | None
+
+
+class StackStates(NamedTuple):
+    """What a pass leaves behind for a drafter; row n is flattened token n."""
+
+    ids_N: Tensor
+    hidden_ND: Tensor
+    taps_NM: Tensor
+    layout: AttentionLayout
+
+
+class StackVerdict(NamedTuple):
+    """What a step from ids to the next tokens gives.
+
+    `logits_NV` is there only if a row that had to be looked at has no finite largest logit; the
+    verdict is then void.
+    """
+
+    num_accepted: list[int]
+    next_tokens: list[int]
+    states: StackStates | None
     logits_NV: Tensor | None
 
 
@@ -103,7 +129,7 @@ class FusedStack:
             None if head is None else head_divisors_D,
             None if embedding_VD is None else embedding_VD.detach(),
         )
-        self._forward = self._stack.forward
+        self._forward, self._decode = self._stack.forward, self._stack.decode
         self.has_embedding = embedding_VD is not None
         self.has_head = head is not None
 
@@ -146,6 +172,61 @@ class FusedStack:
             has_logits,
         )
         return StackOutput(hidden_ND, taps_NM, logits_NV if has_logits else None)
+
+    def decode(
+        self,
+        ids: list[int],
+        runs: Sequence[tuple[int, int, int]],
+        *,
+        rounds: RoundTable,
+        cos_PE: Tensor,
+        sin_PE: Tensor,
+        pages: StackPages,
+        table: Tensor,
+        taps: Sequence[int] = (),
+        draft_tokens_RK: Tensor | None = None,
+        draft_probs_RKS: Tensor | None = None,
+        vocabulary: DraftVocabulary | None = None,
+        has_states: bool = False,
+    ) -> StackVerdict:
+        """A step as one call: layout, `run` and `kernels.decision.decide` together.
+
+        Its requests are those that `decide` can judge. `runs`: row of `table` (pages of all slots,
+        int32), first position and number of tokens of each request, its anchor and the drafted
+        tokens that are verified; `ids` are those tokens. The rest is as in `run` and `decide`.
+        Needs an embedding and a head.
+        """
+        states, num_accepted, next_tokens = self._decode(
+            ids,
+            [number for run in runs for number in run],
+            table,
+            cos_PE,
+            sin_PE,
+            pages.bound,
+            list(taps),
+            [number for row in rounds.counters for number in row],
+            list(rounds.temperatures),
+            None if draft_tokens_RK is None else draft_tokens_RK.contiguous(),
+            draft_probs_RKS,
+            None if vocabulary is None else vocabulary.column_V,
+            has_states,
+        )
+        logits_NV = states.pop() if len(states) % _NUM_STATES == 1 else None
+        left = None
+        if has_states:
+            ids_N, hidden_ND, taps_NM, tables_RP, starts_R1, visible_N, positions_N, slots_N = (
+                states
+            )
+            layout = AttentionLayout(
+                block_tables_RP=tables_RP,
+                query_starts_R1=starts_R1,
+                visible_N=visible_N,
+                positions_N=positions_N,
+                slots_N=slots_N,
+                max_visible=max(start + count for _, start, count in runs),
+            )
+            left = StackStates(ids_N, hidden_ND, taps_NM, layout)
+        return StackVerdict(num_accepted, next_tokens, left, logits_NV)
 
 
 def _parts(product: PackedLinear | None) -> tuple[Tensor | None, ...]:

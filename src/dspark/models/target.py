@@ -16,6 +16,8 @@ from transformers.utils import logging as transformers_logging
 from dspark.core import AttentionLayout
 from dspark.errors import ModelError
 from dspark.kernels.linear import PackedLinear, replace_linears
+from dspark.kernels.rounds import RoundTable
+from dspark.kernels.stack import StackVerdict
 from dspark.models import attention, embedded, gguf, smoothing
 from dspark.models.attention import AttentionProbe, KVPages, LayerShape
 from dspark.models.fusion import FusedLayer, fuse_layer, fuse_norm
@@ -63,6 +65,7 @@ class Target:
         self._tapped: dict[int, Tensor] = {}
         self._bound: KVPages | None = None
         self._stack: TargetStack | None = None
+        self._decodes = False
         probe, logits = _probe(model)
         self._attention_modules = probe.modules
         self.softcap: float | None = _text_config(model.config).get("final_logit_softcapping")
@@ -209,6 +212,47 @@ class Target:
             logits_NV = self.logits(hidden_ND)
         return TargetOutput(hidden_ND=hidden_ND, taps_NM=taps_NM, logits_NV=logits_NV)
 
+    @property
+    def can_decode(self) -> bool:
+        """Whether `decode` can run this model: nothing comes between its head and a verdict."""
+        return self._decodes
+
+    def decode(
+        self,
+        ids: Sequence[int],
+        runs: Sequence[tuple[int, int, int]],
+        *,
+        table: Tensor,
+        pages: KVPages,
+        tap_layers: Sequence[int],
+        rounds: RoundTable,
+        has_states: bool,
+        **drafts: Any,
+    ) -> StackVerdict:
+        """One pass and the verdict on it in one call, see `FusedStack.decode`.
+
+        An id outside the vocabulary is read as the nearest one inside: it never indexes the
+        embedding (UC-009).
+        """
+        assert self._stack is not None
+        last = self.spec.vocab_size - 1
+        inner = [i for i in tap_layers if i < self.spec.num_layers]
+        verdict = self._stack.decode(
+            [min(max(i, 0), last) for i in ids],
+            runs,
+            table=table,
+            pages=pages,
+            tap_layers=inner,
+            rounds=rounds,
+            has_states=has_states,
+            **drafts,
+        )
+        if verdict.states is None or len(inner) == len(tap_layers):
+            return verdict
+        states = verdict.states
+        taps_NM = torch.cat((states.taps_NM, states.hidden_ND), dim=-1)
+        return verdict._replace(states=states._replace(taps_NM=taps_NM))
+
     @torch.no_grad()
     def _by_layers(
         self,
@@ -292,7 +336,7 @@ class Target:
         self._layers = nn.ModuleList()
         self.model.base_model.layers = self._layers
         self._attention_modules = []
-        self._stack = None
+        self._stack, self._decodes = None, False
 
     def pack(self, *, quantization: str | None = None) -> None:
         """Swap the linear layers for packed ones; fused layers then run as one operator each.
@@ -315,6 +359,8 @@ class Target:
         )
         if stack is not None and self._has_bits_of_layers(stack):
             self._stack = stack
+            has_plain_head = self.head_scale == 1.0 and self.softcap is None
+            self._decodes = has_plain_head and stack.has_embedding and stack.has_head
 
     def compile(self) -> None:
         """Compile the decoder layers that are not fused, as one region that they all share.

@@ -6,14 +6,15 @@ any other model keeps running layer by layer.
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
 from dspark.core import AttentionLayout
 from dspark.kernels.linear import PackedLinear
-from dspark.kernels.stack import FusedStack, StackOutput, StackPages
+from dspark.kernels.rounds import RoundTable
+from dspark.kernels.stack import FusedStack, StackOutput, StackPages, StackVerdict
 from dspark.models.attention import KVPages
 from dspark.models.fusion import FusedLayer, fused_norm
 from dspark.models.rotary import RotaryTables
@@ -29,6 +30,7 @@ class TargetStack:
         self._stack = stack
         self._tables = tables
         self._bound: WeakKeyDictionary[KVPages, StackPages] = WeakKeyDictionary()
+        self._last: tuple[ref[KVPages], StackPages] | None = None
 
     @classmethod
     def of(
@@ -81,18 +83,50 @@ class TargetStack:
     ) -> StackOutput:
         """Ids or embedded tokens to the last hidden states, the taps, and what the head makes."""
         cos_PE, sin_PE = self._tables.up_to(layout.max_visible)
-        bound = self._bound.get(pages)
-        if bound is None:
-            bound = self._bound[pages] = self._stack.bind(pages.keys, pages.values)
         return self._stack.run(
             x,
             cos_PE=cos_PE,
             sin_PE=sin_PE,
-            pages=bound,
+            pages=self._pages(pages),
             layout=layout,
             taps=tap_layers,
             has_logits=has_logits,
         )
+
+    def decode(
+        self,
+        ids: list[int],
+        runs: Sequence[tuple[int, int, int]],
+        *,
+        table: Tensor,
+        pages: KVPages,
+        tap_layers: Sequence[int],
+        rounds: RoundTable,
+        has_states: bool,
+        **drafts: Any,
+    ) -> StackVerdict:
+        """`FusedStack.decode`, which names the drafts, over the target's own pages."""
+        cos_PE, sin_PE = self._tables.up_to(max(start + count for _, start, count in runs))
+        return self._stack.decode(
+            ids,
+            runs,
+            rounds=rounds,
+            cos_PE=cos_PE,
+            sin_PE=sin_PE,
+            pages=self._pages(pages),
+            table=table,
+            taps=tap_layers,
+            has_states=has_states,
+            **drafts,
+        )
+
+    def _pages(self, pages: KVPages) -> StackPages:
+        if self._last is None or self._last[0]() is not pages:
+            bound = self._bound.get(pages)
+            if bound is None:
+                bound = self._bound[pages] = self._stack.bind(pages.keys, pages.values)
+            self._last = (ref(pages), bound)
+        return self._last[1]
 
 
 def _plain_rows(embedding: nn.Module) -> Tensor | None:

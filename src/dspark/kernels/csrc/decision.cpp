@@ -8,28 +8,23 @@
 #include <optional>
 #include <tuple>
 
-#include "rounds.h"
+#include "decision.h"
 
 namespace dspark {
 namespace {
 
 // Rows of a matrix whose last dimension is contiguous.
-struct Matrix {
+struct Matrix : ScoreRows {
   Tensor kept;
-  Type type;
-  const char* data;
-  int64_t num_rows, width, row_bytes;
 
-  explicit Matrix(const Tensor& x)
-      : kept(x.dim() == 2 && x.stride(1) == 1 ? x : x.contiguous()),
-        type(type_of(x)),
-        data(bytes(kept)),
-        num_rows(x.size(0)),
-        width(x.size(1)),
-        row_bytes(kept.stride(0) * kept.element_size()) {
+  explicit Matrix(const Tensor& x) : kept(x.dim() == 2 && x.stride(1) == 1 ? x : x.contiguous()) {
     TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, "expected rows of scores, got ", x.sizes());
+    type = type_of(x);
+    data = bytes(kept);
+    num_rows = x.size(0);
+    width = x.size(1);
+    row_bytes = kept.stride(0) * kept.element_size();
   }
-  const char* row(int64_t n) const { return data + n * row_bytes; }
 };
 
 template <class F>
@@ -117,7 +112,8 @@ constexpr double kNegligibleMass = 4e-7;
 
 // What the rows of a round are judged by.
 struct Verification {
-  const Matrix& logits;
+  const ScoreRows& logits;
+  const Best* bests;  // of each row; null: nobody has looked
   const Rounds& rounds;
   const int64_t* starts;   // first row of each request
   const int64_t* lengths;  // drafted tokens that are verified
@@ -127,6 +123,9 @@ struct Verification {
   int64_t num_probs, num_columns;
   const int64_t* column_of;  // of each target token, num_columns if it has none; null: its id
 
+  Best best(const Kernels& k, int64_t n) const {
+    return bests != nullptr ? bests[n] : k.best(logits.type, logits.row(n), logits.width);
+  }
   Scores scores(int64_t n, int64_t r, float shift) const {
     return {logits.type, logits.row(n), shift, rounds.temperature(r)};
   }
@@ -144,7 +143,7 @@ struct Verification {
 
 // The target's own token of a greedy or shared-noise row; -1: its scores are not finite.
 int64_t target_token(const Kernels& k, const Verification& v, int64_t n, int64_t r, int64_t slot) {
-  const Best found = k.best(v.logits.type, v.logits.row(n), v.logits.width);
+  const Best found = v.best(k, n);
   if (found.has_nan || !std::isfinite(found.value)) return -1;
   if (v.rounds.kind(r) == DrawKind::kGreedy) return found.column;
   return k.shared_draw(v.scores(n, r, found.value), 0, v.logits.width,
@@ -192,7 +191,7 @@ Outcome judge_maximal(const Kernels& k, const Verification& v, int64_t r,
   probs.resize(static_cast<size_t>(size));
   for (int64_t j = 0;; ++j) {
     const int64_t n = v.starts[r] + j;
-    const Best found = k.best(v.logits.type, v.logits.row(n), width);
+    const Best found = v.best(k, n);
     if (found.has_nan || !std::isfinite(found.value)) return {j, -1};
     const float total = exponentials(k, v.scores(n, r, found.value), width, probs.data());
     const float* q_row = nullptr;
@@ -219,17 +218,62 @@ Outcome judge_maximal(const Kernels& k, const Verification& v, int64_t r,
   }
 }
 
+void check(const Verification& v) {
+  for (int64_t r = 0; r < v.rounds.size; ++r) {
+    TORCH_CHECK(v.lengths[r] >= 0 && v.lengths[r] <= v.num_slots && v.starts[r] >= 0 &&
+                    v.starts[r] + v.lengths[r] < v.logits.num_rows,
+                "request ", r, " has no rows for ", v.lengths[r], " drafted tokens");
+    TORCH_CHECK(v.rounds.kind(r) != DrawKind::kMaximal || v.lengths[r] <= v.num_probs,
+                "request ", r, " needs the drafter's distributions");
+  }
+}
+
+// The target's own tokens of rows by number, -2 for those that were not looked at. Few requests:
+// their rows are looked at side by side, those behind a rejection in vain.
+std::vector<int64_t> tokens_ahead(const Kernels& k, const Verification& v) {
+  std::vector<int64_t> ahead(static_cast<size_t>(v.logits.num_rows), -2);
+  if (v.rounds.size >= 2 * at::get_num_threads()) return ahead;
+  std::vector<std::pair<int64_t, int64_t>> rows;
+  for (int64_t r = 0; r < v.rounds.size; ++r)
+    for (int64_t j = 0; j <= v.lengths[r] && v.rounds.kind(r) != DrawKind::kMaximal; ++j)
+      rows.emplace_back(r, j);
+  each(static_cast<int64_t>(rows.size()), [&](int64_t i) {
+    const auto [r, j] = rows[static_cast<size_t>(i)];
+    const int64_t n = v.starts[r] + j;
+    ahead[static_cast<size_t>(n)] = target_token(k, v, n, r, j);
+  });
+  return ahead;
+}
+
+bool are_greedy(const Rounds& rounds) {
+  return !rounds.has(DrawKind::kShared) && !rounds.has(DrawKind::kMaximal);
+}
+
 // Accepted tokens and the next one of each request, [2, R]; a next token of -1 says that a row's
 // scores are not finite.
-Tensor decide(const Tensor& logits, const Tensor& counters, const Tensor& temperatures,
-              at::IntArrayRef starts, at::IntArrayRef lengths, const std::optional<Tensor>& tokens,
-              const std::optional<Tensor>& draft_probs, const std::optional<Tensor>& column_of) {
-  const Matrix x(logits);
+Tensor decide_rows(const Tensor& logits, const Tensor& counters, const Tensor& temperatures,
+                   at::IntArrayRef starts, at::IntArrayRef lengths,
+                   const std::optional<Tensor>& tokens, const std::optional<Tensor>& draft_probs,
+                   const std::optional<Tensor>& column_of) {
   const Rounds rounds = rounds_of(counters, temperatures);
+  Tensor out = at::empty({2, rounds.size}, logits.options().dtype(at::kLong));
+  int64_t* const accepted = out.mutable_data_ptr<int64_t>();
+  decide(Matrix(logits), nullptr, rounds, starts, lengths, {tokens, draft_probs, column_of},
+         accepted, accepted + rounds.size);
+  return out;
+}
+
+}  // namespace
+
+void decide(const ScoreRows& logits, const Best* bests, const Rounds& rounds,
+            at::IntArrayRef starts, at::IntArrayRef lengths, const Drafts& drafts,
+            int64_t* accepted, int64_t* next) {
+  const std::optional<Tensor>&tokens = drafts.tokens, &probs = drafts.probs;
   TORCH_CHECK(!tokens.has_value() || (tokens->dim() == 2 && tokens->size(0) == rounds.size));
   TORCH_CHECK(static_cast<int64_t>(starts.size()) == rounds.size && lengths.size() == starts.size(),
               "expected a start and a length for each of ", rounds.size, " requests");
-  Verification v = {x,
+  Verification v = {logits,
+                    bests,
                     rounds,
                     starts.data(),
                     lengths.data(),
@@ -239,61 +283,42 @@ Tensor decide(const Tensor& logits, const Tensor& counters, const Tensor& temper
                     0,
                     0,
                     nullptr};
-  if (draft_probs.has_value()) {
-    TORCH_CHECK(draft_probs->dim() == 3 && draft_probs->size(0) == rounds.size &&
-                    draft_probs->is_contiguous() && draft_probs->scalar_type() == at::kFloat,
-                "draft_probs must be contiguous float32 [R, K, S], got ", draft_probs->sizes());
-    v.draft_probs = draft_probs->const_data_ptr<float>();
-    v.num_probs = draft_probs->size(1);
-    v.num_columns = draft_probs->size(2);
+  if (probs.has_value()) {
+    TORCH_CHECK(probs->dim() == 3 && probs->size(0) == rounds.size && probs->is_contiguous() &&
+                    probs->scalar_type() == at::kFloat,
+                "draft_probs must be contiguous float32 [R, K, S], got ", probs->sizes());
+    v.draft_probs = probs->const_data_ptr<float>();
+    v.num_probs = probs->size(1);
+    v.num_columns = probs->size(2);
   }
-  if (column_of.has_value()) v.column_of = whole_numbers(*column_of, x.width, "column_of");
-  TORCH_CHECK(v.column_of != nullptr || v.num_columns <= x.width);
-  for (int64_t r = 0; r < rounds.size; ++r) {
-    TORCH_CHECK(v.lengths[r] >= 0 && v.lengths[r] <= v.num_slots && v.starts[r] >= 0 &&
-                    v.starts[r] + v.lengths[r] < x.num_rows,
-                "request ", r, " has no rows for ", v.lengths[r], " drafted tokens");
-    TORCH_CHECK(rounds.kind(r) != DrawKind::kMaximal || v.lengths[r] <= v.num_probs,
-                "request ", r, " needs the drafter's distributions");
-  }
+  if (drafts.column_of.has_value())
+    v.column_of = whole_numbers(*drafts.column_of, logits.width, "column_of");
+  TORCH_CHECK(v.column_of != nullptr || v.num_columns <= logits.width);
+  check(v);
 
-  Tensor out = at::empty({2, rounds.size}, logits.options().dtype(at::kLong));
-  int64_t* accepted = out.mutable_data_ptr<int64_t>();
-  int64_t* next = accepted + rounds.size;
   const Kernels& k = kernels();
-  const int64_t num_workers = at::get_num_threads();
-  // Few requests: their rows are looked at side by side, those behind a rejection in vain.
-  std::vector<int64_t> ahead(static_cast<size_t>(x.num_rows), -2);
-  if (rounds.size < 2 * num_workers) {
-    std::vector<std::pair<int64_t, int64_t>> rows;
+  const auto write = [&](int64_t r, Outcome outcome) {
+    accepted[r] = outcome.num_accepted;
+    next[r] = outcome.next_token;
+  };
+  if (bests != nullptr && are_greedy(rounds)) {  // nothing is left that is worth a second thread
     for (int64_t r = 0; r < rounds.size; ++r)
-      for (int64_t j = 0; j <= v.lengths[r] && rounds.kind(r) != DrawKind::kMaximal; ++j)
-        rows.emplace_back(r, j);
-    each(static_cast<int64_t>(rows.size()), [&](int64_t i) {
-      const auto [r, j] = rows[static_cast<size_t>(i)];
-      const int64_t n = v.starts[r] + j;
-      ahead[static_cast<size_t>(n)] = target_token(k, v, n, r, j);
-    });
+      write(r, match(v, r, [&](int64_t n, int64_t j) { return target_token(k, v, n, r, j); }));
+    return;
   }
+  const std::vector<int64_t> ahead = tokens_ahead(k, v);
   std::atomic<int64_t> next_request{0};
-  each(std::min(num_workers, rounds.size), [&](int64_t) {
-    std::vector<float> probs, rest;
-    for (int64_t r = next_request++; r < rounds.size; r = next_request++) {
-      const Outcome outcome =
-          rounds.kind(r) == DrawKind::kMaximal
-              ? judge_maximal(k, v, r, probs, rest)
-              : match(v, r, [&](int64_t n, int64_t j) {
-                  const int64_t known = ahead[static_cast<size_t>(n)];
-                  return known != -2 ? known : target_token(k, v, n, r, j);
-                });
-      accepted[r] = outcome.num_accepted;
-      next[r] = outcome.next_token;
-    }
+  each(std::min<int64_t>(at::get_num_threads(), rounds.size), [&](int64_t) {
+    std::vector<float> weights, rest;
+    for (int64_t r = next_request++; r < rounds.size; r = next_request++)
+      write(r, rounds.kind(r) == DrawKind::kMaximal
+                   ? judge_maximal(k, v, r, weights, rest)
+                   : match(v, r, [&](int64_t n, int64_t j) {
+                       const int64_t known = ahead[static_cast<size_t>(n)];
+                       return known != -2 ? known : target_token(k, v, n, r, j);
+                     }));
   });
-  return out;
 }
-
-}  // namespace
 
 TORCH_LIBRARY_FRAGMENT(dspark, m) {
   m.def("best(Tensor scores) -> (Tensor, Tensor)");
@@ -311,7 +336,7 @@ TORCH_LIBRARY_IMPL(dspark, CPU, m) {
   m.impl("gumbel_argmax", gumbel_argmax);
   m.impl("softmax", softmax);
   m.impl("draw_categorical", draw_categorical);
-  m.impl("decide", decide);
+  m.impl("decide", decide_rows);
 }
 
 }  // namespace dspark

@@ -3,9 +3,8 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <tuple>
 
-#include "host.h"
+#include "layout.h"
 
 namespace dspark {
 namespace {
@@ -15,8 +14,8 @@ struct Run {
   int64_t row, start, count;
 };
 
-// Block tables, query starts, visible, positions, slots; `runs` are rows, starts and counts in
-// turn. There are at least `least` rows and pages in the block tables, the spare ones zero.
+}  // namespace
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> lay_out(const Tensor& table,
                                                            at::IntArrayRef runs,
                                                            int64_t page_size, bool is_two_way,
@@ -68,8 +67,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> lay_out(const Tensor& table,
   }
   return {tables, starts, visible, positions, slots};
 }
-
-}  // namespace
 
 TORCH_LIBRARY_FRAGMENT(dspark, m) {
   m.def(

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,6 +19,8 @@
 #include <vector>
 
 #include "attention_work.h"
+#include "decision.h"
+#include "layout.h"
 #include "product.h"
 #include "team.h"
 
@@ -175,6 +178,7 @@ struct Pass {
   Rows hidden{};  // of the final norm, or x
   Rows logits{};
   Rows tapped{};  // [num_tokens][taps][width]
+  Best* bests = nullptr;  // of each thread's logits [num_threads][num_tokens], if they are wanted
   Type table_type{};
   int64_t rotary_dim = 0;
   Rows cos{}, sin{};  // by position
@@ -207,6 +211,7 @@ struct Pass {
   void gate(const Layer& layer, int64_t token, int64_t begin, int64_t end);
   void copy_tap(int64_t layer, Share panels);
   void end_row(char* row, int64_t values) const;
+  void find_bests(Share panels, const Worker& me) const;
 };
 
 int64_t unit_bytes(int64_t values, int64_t size) { return ceil_div(values * size, 4) * 4; }
@@ -294,7 +299,20 @@ void Pass::run(const Worker& me) {
   }
   if (head == nullptr) return;
   const Inputs from = prepare(*head, final_norm, x, width, me, head_divisors);
-  multiply(*head, from, logits.data, logits.stride, me.share(head->num_panels()), me);
+  const Share panels = me.share(head->num_panels());
+  multiply(*head, from, logits.data, logits.stride, panels, me);
+  if (bests != nullptr && panels.begin < panels.end) find_bests(panels, me);
+}
+
+// Of the logits that this thread has just written: they are in its caches still.
+void Pass::find_bests(Share panels, const Worker& me) const {
+  const int64_t begin = panels.begin * kPanelOutputs;
+  const int64_t end = std::min(panels.end * kPanelOutputs, head->num_outputs);
+  for (int64_t n = 0; n < num_tokens; ++n) {
+    Best& best = bests[me.number * num_tokens + n];
+    best = k.best(type, logits.at(n) + begin * size, end - begin);
+    best.column += begin;
+  }
 }
 
 void Pass::run_layer(size_t index, const Worker& me) {
@@ -606,18 +624,87 @@ struct Stack : torch::CustomClassHolder {
                                      const Tensor& slots, std::vector<int64_t> taps,
                                      bool has_logits) {
     TORCH_CHECK(!has_logits || head_.has_value(), "a stack without a head has no logits");
-    TORCH_CHECK(pages->owner == number_, "the pages are those of another stack");
     const Tensor rows = rows_of(x);
+    const Layout layout =
+        Layout::of(block_tables, query_starts, visible, positions, slots, rows.size(0));
+    const States states = run(rows, cos, sin, *pages, layout, taps, has_logits, nullptr);
+    return {states.hidden, states.tapped, states.logits};
+  }
+
+  // A step of requests whose logits nothing but a temperature touches, from ids to the verdict:
+  // `lay_out`, `forward` and `decide` in one. `runs`: rows of the table of pages, starts and
+  // counts in turn, one run for each request: its anchor and what is verified of its drafts.
+  // `counters`: the rows of a RoundTable one after the other.
+  // Gives states, accepted tokens, next tokens. States are, if they are wanted: ids, hidden
+  // states, taps, the five arrays of the layout; then logits if a row's are not finite.
+  std::tuple<std::vector<Tensor>, std::vector<int64_t>, std::vector<int64_t>> decode(
+      std::vector<int64_t> ids, std::vector<int64_t> runs, const Tensor& table, const Tensor& cos,
+      const Tensor& sin, const c10::intrusive_ptr<StackPages>& pages, std::vector<int64_t> taps,
+      std::vector<int64_t> counters, std::vector<double> temperatures, Optional tokens,
+      Optional probs, Optional column_of, bool has_states) {
+    TORCH_CHECK(head_.has_value(), "a stack without a head has no verdict");
+    const int64_t num_requests = static_cast<int64_t>(temperatures.size());
+    TORCH_CHECK(static_cast<int64_t>(runs.size()) == 3 * num_requests &&
+                    static_cast<int64_t>(counters.size()) == 5 * num_requests,
+                "expected 3 numbers of a run and 5 counters for each of ", num_requests,
+                " requests");
+    const auto [block_tables, query_starts, visible, positions, slots] =
+        lay_out(table, runs, pages->page_size, false, kLeastRows);
+    const Tensor rows = rows_of(ids.data(), static_cast<int64_t>(ids.size()));
+    const Layout layout =
+        Layout::of(block_tables, query_starts, visible, positions, slots, rows.size(0));
+    std::vector<Best> bests;
+    const States states = run(rows, cos, sin, *pages, layout, taps, true, &bests);
+
+    std::vector<int64_t> starts, lengths, accepted(temperatures.size()), next(temperatures.size());
+    for (int64_t r = 0, start = 0; r < num_requests; ++r) {
+      const int64_t count = runs[static_cast<size_t>(3 * r + 2)];
+      starts.push_back(start);
+      lengths.push_back(count - 1);
+      start += count;
+    }
+    const std::vector<float> floats(temperatures.begin(), temperatures.end());
+    const int64_t* const c = counters.data();
+    const int64_t size = num_requests;
+    const Rounds rounds = {c, c + size, c + 2 * size, c + 3 * size, c + 4 * size, floats.data(), size};
+    const ScoreRows logits = {type_of(states.logits), bytes(states.logits), rows.size(0),
+                              head_->num_outputs,
+                              head_->num_outputs * states.logits.element_size()};
+    decide(logits, bests.data(), rounds, starts, lengths, {tokens, probs, column_of},
+           accepted.data(), next.data());
+    std::vector<Tensor> out;
+    if (has_states) {
+      Tensor ids_tensor = at::empty_like(positions);
+      std::copy(ids.begin(), ids.end(), ids_tensor.mutable_data_ptr<int64_t>());
+      out = {ids_tensor, states.hidden, states.tapped, block_tables,
+             query_starts, visible,       positions,     slots};
+    }
+    if (std::any_of(next.begin(), next.end(), [](int64_t token) { return token < 0; }))
+      out.push_back(states.logits);
+    return {out, accepted, next};
+  }
+
+ private:
+  static constexpr int64_t kLeastRows = 2;  // of a layout, as dspark.engine.batch has it
+
+  struct States {
+    Tensor hidden, tapped, logits;
+  };
+
+  // One pass over `rows`, which are used up. `bests`, if not null, becomes the best of each row of
+  // the logits.
+  States run(const Tensor& rows, const Tensor& cos, const Tensor& sin, const StackPages& pages,
+             const Layout& layout, const std::vector<int64_t>& taps, bool has_logits,
+             std::vector<Best>* bests) {
+    TORCH_CHECK(pages.owner == number_, "the pages are those of another stack");
     const int64_t num_tokens = rows.size(0), num_taps = static_cast<int64_t>(taps.size());
     const Tensor hidden = final_norm_.weight == nullptr ? rows : at::empty_like(rows);
     const Tensor logits =
         at::empty({num_tokens, has_logits ? head_->num_outputs : 0}, rows.options());
     const Tensor tapped = at::empty({num_tokens, num_taps * width_}, rows.options());
     if (num_tokens == 0) return {hidden, tapped, logits};
-    const Layout layout =
-        Layout::of(block_tables, query_starts, visible, positions, slots, num_tokens);
     check_tables(cos, sin, layout);
-    layout.check(pages->num_pages, pages->page_size);
+    layout.check(pages.num_pages, pages.page_size);
     const std::lock_guard<std::mutex> guard(mutex_);
 
     Pass pass = {kernels(), layers_, layout, taps};
@@ -637,12 +724,27 @@ struct Stack : torch::CustomClassHolder {
     const int64_t table_stride = cos.size(1) * cos.element_size();
     pass.cos = {const_cast<char*>(bytes(cos)), table_stride};
     pass.sin = {const_cast<char*>(bytes(sin)), table_stride};
-    pass.attention = pages->attention;
+    pass.attention = pages.attention;
+    if (bests != nullptr) {
+      bests->assign(static_cast<size_t>(at::get_num_threads() * num_tokens),
+                    {-INFINITY, 0, false});
+      pass.bests = bests->data();
+    }
     run(pass);
+    if (bests != nullptr) join(*bests, num_tokens);
     return {hidden, tapped, logits};
   }
 
- private:
+  // Of all threads, whose columns rise: the first of equals has the lowest.
+  static void join(std::vector<Best>& bests, int64_t num_tokens) {
+    for (size_t i = static_cast<size_t>(num_tokens); i < bests.size(); ++i) {
+      Best& best = bests[i % static_cast<size_t>(num_tokens)];
+      const bool has_nan = best.has_nan || bests[i].has_nan;
+      if (bests[i].value > best.value) best = bests[i];
+      best.has_nan = has_nan;
+    }
+  }
+
   Norm norm(const Optional& weight, double eps, int64_t size) const {
     if (!weight.has_value()) return {};
     TORCH_CHECK(weight->scalar_type() == dtype_ && weight->numel() == size &&
@@ -659,13 +761,16 @@ struct Stack : torch::CustomClassHolder {
                   x.scalar_type());
       return x.clone(at::MemoryFormat::Contiguous);
     }
-    TORCH_CHECK(embedding_.has_value(), "a stack without an embedding takes no ids");
     TORCH_CHECK(x.dim() == 1, "expected ids in a row, got ", x.sizes());
-    const int64_t* const ids = contiguous_data<int64_t>(x, x.size(0), "ids");
-    Tensor rows = at::empty({x.size(0), width_}, embedding_->options());
+    return rows_of(contiguous_data<int64_t>(x, x.size(0), "ids"), x.size(0));
+  }
+
+  Tensor rows_of(const int64_t* ids, int64_t count) const {
+    TORCH_CHECK(embedding_.has_value(), "a stack without an embedding takes no ids");
+    Tensor rows = at::empty({count, width_}, embedding_->options());
     const size_t row_bytes = static_cast<size_t>(width_ * rows.element_size());
     char* to = mutable_bytes(rows);
-    for (int64_t n = 0; n < x.size(0); ++n, to += row_bytes) {
+    for (int64_t n = 0; n < count; ++n, to += row_bytes) {
       TORCH_CHECK(ids[n] >= 0 && ids[n] < embedding_->size(0), "id ", ids[n],
                   " is not in an embedding of ", embedding_->size(0));
       memcpy(to, bytes(*embedding_) + static_cast<size_t>(ids[n]) * row_bytes, row_bytes);
@@ -809,7 +914,8 @@ TORCH_LIBRARY_FRAGMENT(dspark, m) {
                        c10::List<std::optional<Tensor>>, int64_t, std::optional<Tensor>,
                        std::optional<Tensor>>())
       .def("bind", &Stack::bind)
-      .def("forward", &Stack::forward);
+      .def("forward", &Stack::forward)
+      .def("decode", &Stack::decode);
 }
 
 }  // namespace dspark
