@@ -19,6 +19,8 @@ OWNERS = (
     "benchmarks.evaluation.EvaluationConfig",
     "benchmarks.load.config.LoadConfig",
     "benchmarks.simulation.simulate.SimulationConfig",
+    "benchmarks.server_audit.config.AuditConfig",
+    "benchmarks.serve.config.ServeBenchConfig",
     "recipes.Recipe",
 )
 

@@ -78,7 +78,12 @@ def test_the_tree_of_the_readme_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES[:2], *(f"runs/{p.name}" for p in sorted((ROOT / "runs").glob("*.sh")))]
+    "page",
+    [
+        *PAGES[:2],
+        "docs/bench_serve.md",
+        *(f"runs/{p.name}" for p in sorted((ROOT / "runs").glob("*.sh"))),
+    ],
 )
 def test_every_command_and_option_named_exists(page: str) -> None:
     """UC-164."""
@@ -117,7 +122,7 @@ def test_the_readme_fits_its_limit_and_keeps_its_order() -> None:
     ]
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*PAGES, "docs/bench_serve.md", "CHANGELOG.md"])
 def test_nothing_is_left_to_be_filled_in(page: str) -> None:
     assert re.findall(r"\(fill[^)]*\)|TODO|TBD", text_of(page)) == []
 

@@ -16,8 +16,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dspark.audit_command import audit
 from dspark.errors import DSparkError, InputError
 from dspark.options import given, option
+from dspark.serve_bench_command import serve as bench_serve
+from dspark.serve_command import serve
 
 app = typer.Typer(
     name="dspark",
@@ -32,6 +35,9 @@ bench = typer.Typer(
     help="Measure: speed beside other engines, and what a step costs.", no_args_is_help=True
 )
 app.add_typer(bench, name="bench")
+app.command()(audit)
+app.command()(serve)
+bench.command("serve")(bench_serve)
 
 TARGET_HELP = (
     "The model that answers: a directory, a hub name, a .gguf file, or the name of a small one "

@@ -4,7 +4,8 @@ DSparkError
 |-- InputError (ValueError)      a request or an option holds a value that cannot be served
 |-- ModelError (ValueError)      a model, drafter or artifact is missing, damaged or does not fit
 |-- NumericsError (ArithmeticError)  a computation gave a value that is not finite
-`-- CapacityError (RuntimeError)     memory, pages or disk do not suffice
+|-- CapacityError (RuntimeError)     memory, pages or disk do not suffice
+`-- ServerFault (RuntimeError)       a server that we asked did not answer as it should
 
 Each message is one sentence: what was wrong, the value, the remedy. Our own bugs raise
 `AssertionError`; they are never caught.
@@ -29,3 +30,11 @@ class NumericsError(DSparkError, ArithmeticError):
 
 class CapacityError(DSparkError, RuntimeError):
     """Memory, pages or disk do not suffice."""
+
+
+class ServerFault(DSparkError, RuntimeError):
+    """A server that we asked did not answer as it should; `name` tells the kind in a few words."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name

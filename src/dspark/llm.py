@@ -12,6 +12,7 @@ import torch
 from dspark import artifacts
 from dspark.algorithms.calibration import Calibration
 from dspark.algorithms.cost_faults import Fault, find_fault
+from dspark.algorithms.fingerprint import Fingerprint
 from dspark.algorithms.policies import WHOLE_BLOCK, Adaptive, FixedWidth, parse_policy
 from dspark.algorithms.step_cost import StepCost
 from dspark.algorithms.survival import AcceptanceStats
@@ -358,7 +359,7 @@ class LLM:
                         del running[result.request_id]
                         yield job, answer.completion()
         except ArithmeticError:
-            self._cycles.clear()  # the step broke off; pages of its requests are in no known state
+            self.forget_cycles()  # the step broke off; pages of its requests are in no known state
             raise
         finally:
             for request_id in running:
@@ -387,6 +388,10 @@ class LLM:
             )
         return self._cycles[has_drafter]
 
+    def forget_cycles(self) -> None:
+        """Build the engines anew when they are next used; whatever runs in them is lost."""
+        self._cycles.clear()
+
     def step_cost(
         self, *, is_new: bool = False, on_size: Callable[[int, int], None] | None = None
     ) -> StepCost:
@@ -397,25 +402,29 @@ class LLM:
         if self._step_cost is None or is_new:
             if self.drafter is None:
                 raise ModelError("Step costs need a drafter: plain decoding has nothing to choose.")
-            most = self.config.max_requests
-            fingerprint = artifacts.fingerprint_of(
-                self.target, self.drafter, quantization=self._quantization
-            )
-            found = None
-            if not is_new:
-                found = artifacts.stored_step_cost(fingerprint, max_requests=most)
+            found = None if is_new else self.stored_step_cost()
             if found is None:
                 found = profile(
                     self.target,
                     self.drafter,
-                    fingerprint=fingerprint,
-                    config=ProfileConfig(max_requests=most),
+                    fingerprint=self._fingerprint(self.drafter),
+                    config=ProfileConfig(max_requests=self.config.max_requests),
                     clock=time.perf_counter,
                     on_size=on_size,
                 )
                 artifacts.store_step_cost(found)
             self._step_cost = found
         return self._step_cost
+
+    def stored_step_cost(self) -> StepCost | None:
+        """What was measured here before, `None` if nothing was or there is no drafter."""
+        if self.drafter is None:
+            return None
+        fingerprint = self._fingerprint(self.drafter)
+        return artifacts.stored_step_cost(fingerprint, max_requests=self.config.max_requests)
+
+    def _fingerprint(self, drafter: DraftSource) -> Fingerprint:
+        return artifacts.fingerprint_of(self.target, drafter, quantization=self._quantization)
 
     def _planner(self) -> Planner | None:
         match self._policy:
@@ -491,7 +500,7 @@ class LLM:
                         running.discard(result.request_id)
                     yield answers[result.request_id], result
         except ArithmeticError:
-            self._cycles.clear()  # the step broke off; pages of its requests are in no known state
+            self.forget_cycles()  # the step broke off; pages of its requests are in no known state
             raise
         finally:
             for request_id in running:

@@ -66,3 +66,16 @@ def test_a_short_name_for_ids_and_tasks() -> None:
     assert [stem_of(s) for s in ("x/gsm8k.jsonl", "p.parquet", "me/set:test", "set")] == [
         *("gsm8k", "p", "set", "set")
     ]
+
+
+def test_one_json_array_is_read_row_by_row(tmp_path: Path) -> None:
+    """ShareGPT is published in this form."""
+    file = tmp_path / "share.json"
+    file.write_text(json.dumps([{"conversations": [{"from": "human", "value": "Hi"}]}, "x"]))
+    assert [number for number, _ in rows_of(str(file))] == [1, 2]
+    found = read_prompts(file)
+    assert [list(p.turns) for p in found.prompts] == [["Hi"]]
+    assert found.reasons() == {"not an object": 1}
+    file.write_text('[{"prompt": "cut')
+    with pytest.raises(InputError, match="begins like a JSON array"):
+        read_prompts(file)

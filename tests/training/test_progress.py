@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from dspark.training.progress import ProgressLine, describe, describe_validation, format_duration
 from dspark.training.trainer import StepReport
 from dspark.training.validation import Validation
@@ -21,6 +23,13 @@ def test_a_line_names_step_loss_acceptance_tau_speed_and_time_left():
     line = describe([report(9), report(10)], elapsed_s=1.0)
     assert line == (
         "step 10/100  loss 1.500  acceptance 0.500 0.250  tau~1.62  60 tokens/s  left 45s"
+    )
+
+
+def test_a_loss_that_looks_at_labels_alone_shows_no_acceptance_of_zero():
+    unknown = replace(report(10), accepted_K=(0.0, 0.0), slots_K=(0.0, 0.0))
+    assert describe([unknown], elapsed_s=1.0) == (
+        "step 10/100  loss 1.000  acceptance only when held out  30 tokens/s  left 1m30s"
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows of prompt files: JSON lines, parquet, or a Hugging Face data set by its name.
+"""Rows of prompt files: JSON lines, a JSON array, parquet, or a Hugging Face data set by its name.
 
 It knows containers and columns; what a row means is read in `prompts`.
 """
@@ -44,10 +44,23 @@ def stem_of(source: str) -> str:
 
 def _json_lines(path: Path) -> Iterator[Row]:
     with path.open("rb") as stream:
+        if stream.read(1) == b"[":  # as ShareGPT comes: one array
+            yield from _json_array(path)
+            return
+        stream.seek(0)
         for number, raw in enumerate(stream, start=1):
             if not raw.strip():
                 continue
             yield number, _object_of(raw)
+
+
+def _json_array(path: Path) -> Iterator[Row]:
+    try:
+        rows = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{path} begins like a JSON array and is none ({error}).") from error
+    for number, row in enumerate(rows, start=1):
+        yield number, row if isinstance(row, dict) else "not an object"
 
 
 def _object_of(raw: bytes) -> Mapping[str, Any] | str:

@@ -30,20 +30,26 @@ def describe(reports: list[StepReport], *, elapsed_s: float) -> str:
     """Means over `reports`: step, loss, acceptance by slot, tau, slots a second, time left."""
     last = reports[-1]
     loss = sum(r.loss for r in reports) / len(reports)
+    per_s = sum(r.num_slots for r in reports) / max(elapsed_s, 1e-9)
+    left_s = (last.num_steps - last.step) * elapsed_s / len(reports)
+    return (
+        f"step {last.step}/{last.num_steps}  loss {loss:.3f}  "
+        f"{_acceptance(reports)}  {per_s:,.0f} tokens/s  left {format_duration(left_s)}"
+    )
+
+
+def _acceptance(reports: list[StepReport]) -> str:
+    """By slot, and the accepted length that follows; cross-entropy alone looks at labels only."""
     accepted = [sum(column) for column in zip(*(r.accepted_K for r in reports), strict=True)]
     counted = [sum(column) for column in zip(*(r.slots_K for r in reports), strict=True)]
+    if not any(counted):
+        return "acceptance only when held out"
     rates = [a / max(c, 1.0) for a, c in zip(accepted, counted, strict=True)]
     survival, tau = 1.0, 1.0
     for rate in rates:
         survival *= rate
         tau += survival
-    per_s = sum(r.num_slots for r in reports) / max(elapsed_s, 1e-9)
-    left_s = (last.num_steps - last.step) * elapsed_s / len(reports)
-    return (
-        f"step {last.step}/{last.num_steps}  loss {loss:.3f}  "
-        f"acceptance {' '.join(f'{rate:.3f}' for rate in rates)}  tau~{tau:.2f}  "
-        f"{per_s:,.0f} tokens/s  left {format_duration(left_s)}"
-    )
+    return f"acceptance {' '.join(f'{rate:.3f}' for rate in rates)}  tau~{tau:.2f}"
 
 
 def describe_validation(step: int, validation: Validation) -> str:

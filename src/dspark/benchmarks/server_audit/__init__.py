@@ -1,0 +1,1 @@
+"""`dspark audit`: is a server lossless, as far as its clients can see?"""

@@ -1,0 +1,126 @@
+"""`dspark bench serve`: a server under load. Parses, measures, prints; exit code 1 on a failure."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dspark.audit_command import ApiKeyFile, Model, Url
+from dspark.errors import InputError, ServerFault
+from dspark.options import given, option
+
+_SERVE = "benchmarks.serve.config.ServeBenchConfig"
+
+
+def serve(
+    url: Url,
+    model: Model = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Prompts in any form that evaluate reads, ShareGPT's among them.",
+            show_default="15 built in",
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Prompts, at most.", show_default="all")] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Users of closed loads, separated by commas; an empty text: none.")
+    ] = "1,4,16",
+    rates: Annotated[
+        str, typer.Option(help="Requests a second of open loads, separated by commas.")
+    ] = "",
+    seconds: Annotated[float | None, option(_SERVE, "seconds")] = None,
+    warmup_seconds: Annotated[float | None, option(_SERVE, "warmup_seconds")] = None,
+    max_new_tokens: Annotated[int | None, option(_SERVE, "max_new_tokens")] = None,
+    temperature: Annotated[float | None, option(_SERVE, "temperature")] = None,
+    sla_ttft_ms: Annotated[float | None, option(_SERVE, "sla_ttft_ms")] = None,
+    sla_itl_ms: Annotated[float | None, option(_SERVE, "sla_itl_ms")] = None,
+    seed: Annotated[int | None, option(_SERVE, "seed")] = None,
+    timeout_seconds: Annotated[float | None, option(_SERVE, "timeout_seconds")] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="File that takes each point as it ends; the same file goes on."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="PNG picture: throughput against the speed of one user.")
+    ] = None,
+    api_key_file: ApiKeyFile = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON on the standard output.")
+    ] = False,
+) -> None:
+    """Any OpenAI-compatible server under load, as its users see it, by streaming.
+
+    Example: dspark bench serve --url http://localhost:8000/v1 --concurrency 1,8 --sla-ttft-ms 500
+    """
+    from dspark import preparation_session
+    from dspark.benchmarks.client_prompts import chats_of
+    from dspark.benchmarks.http_api import HttpApi, first_model
+    from dspark.benchmarks.plots import require_matplotlib
+    from dspark.benchmarks.serve.config import Load, ServeBenchConfig
+    from dspark.benchmarks.serve.crowd import Crowd, measure
+    from dspark.benchmarks.serve.point import Point
+    from dspark.benchmarks.serve.report import (
+        PointsFile,
+        ServeReport,
+        measure_all,
+        print_serve,
+        save_frontier,
+    )
+
+    config = ServeBenchConfig(
+        concurrency=[int(number) for number in _numbers("concurrency", concurrency)],
+        rates=_numbers("rates", rates),
+        **given(
+            seconds=seconds,
+            warmup_seconds=warmup_seconds,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            sla_ttft_ms=sla_ttft_ms,
+            sla_itl_ms=sla_itl_ms,
+            seed=seed,
+            timeout_seconds=timeout_seconds,
+        ),
+    )
+    if plot is not None:
+        require_matplotlib()
+    api_key = None if api_key_file is None else preparation_session.key_in(api_key_file)
+    api = HttpApi(url=url, api_key=api_key, timeout_s=config.timeout_seconds)
+    name = model or first_model(api)
+    chats = chats_of(prompts, limit=limit)
+    settings = {"url": url, "model": name, "prompts": len(chats), **config.settings()}
+    file = None if results is None else PointsFile(results, settings=settings)
+    console = Console(stderr=True)
+
+    def measured(load: Load) -> Crowd:
+        with console.status(load.name):
+            return measure(api, model=name, chats=chats, load=load, config=config)
+
+    def say(point: Point) -> None:
+        found = "failed" if point.has_failed else f"{point.tokens_per_s:.1f} tokens/s"
+        console.print(f"{point.load.name}: {found}", style="dim", highlight=False)
+
+    report = ServeReport(
+        url=url,
+        model=name,
+        num_prompts=len(chats),
+        config=config,
+        points=measure_all(config, measured, file=file, on_point=say),
+    )
+    print_serve(console if as_json else Console(), report)
+    if plot is not None:
+        save_frontier(report, plot)
+        console.print(f"wrote {plot}", style="dim", highlight=False)
+    if as_json:
+        print(json.dumps(report.to_json()), flush=True)
+    if report.has_failed:
+        raise ServerFault("failed", f"{url} answered no request of some load; see the errors.")
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise InputError(f"{name} is {text!r}, but it must hold numbers.") from error

@@ -1,0 +1,213 @@
+"""`dspark serve`: load, say in one line what is served, and answer until a signal comes."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from dspark.options import given, option
+
+if TYPE_CHECKING:
+    from dspark.llm import LLM
+
+_APP = "serving.app.AppConfig"
+_BRIDGE = "serving.bridge.BridgeConfig"
+_MODEL, _SERVER, _LIMITS = "Model", "Server", "Limits"
+
+
+def serve(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="The model that answers: a directory, a hub name, a .gguf file, or the name of a "
+            "small one that is already here.",
+        ),
+    ] = "smollm2-135m",
+    host: Annotated[
+        str, typer.Option(help="Address to listen at.", rich_help_panel=_SERVER)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port; 0 takes a free one.", rich_help_panel=_SERVER)
+    ] = 8000,
+    served_name: Annotated[
+        str | None,
+        option(_APP, "served_name", "--served-name", rich_help_panel=_SERVER),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="What clients must send on every route but /health. An environment variable hides "
+            "it from other users of the machine.",
+            envvar="DSPARK_API_KEY",
+            show_default="none is asked for",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Origin of web pages that may call, such as https://example.org; may be repeated.",
+            show_default="none",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    log_format: Annotated[
+        str, typer.Option(help="text, or json: one object a line.", rich_help_panel=_SERVER)
+    ] = "text",
+    log_level: Annotated[
+        str, typer.Option(help="debug, info, warning or error.", rich_help_panel=_SERVER)
+    ] = "info",
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="Directory of a drafter; auto takes the one shipped for the target, prompt-lookup "
+            "copies from the text itself, none decodes plainly.",
+            show_default="auto",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="How many drafted tokens are verified: auto weighs confidence, load and measured "
+            "costs; fixed, fixed:K, mtp1, threshold:X, table:R=K,R=K and none do not.",
+            show_default="auto",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Arithmetic: bf16, fp32, or auto, which is bf16 where the processor has it.",
+            show_default="auto",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda, or auto.", show_default="auto", rich_help_panel=_MODEL),
+    ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="int8 stores the weights in 8 bits.",
+            show_default="none",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    eager: Annotated[
+        bool,
+        typer.Option(
+            "--eager",
+            help="Do not compile the layers: a quicker start, a slower step.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="Processor threads.", show_default="PyTorch's choice", rich_help_panel=_MODEL
+        ),
+    ] = None,
+    thinking: Annotated[
+        bool | None,
+        typer.Option(
+            "--thinking/--no-thinking",
+            help="Thinking mode of a chat template that has one; a request may say otherwise.",
+            show_default="the template's",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    max_requests: Annotated[
+        int, typer.Option(help="Answers that run at once.", rich_help_panel=_LIMITS)
+    ] = 16,
+    max_waiting: Annotated[
+        int | None, option(_BRIDGE, "max_waiting", rich_help_panel=_LIMITS)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, option(_APP, "chat_tokens", "--max-tokens", rich_help_panel=_LIMITS)
+    ] = None,
+    max_body_bytes: Annotated[
+        int | None, option(_APP, "max_body_bytes", rich_help_panel=_LIMITS)
+    ] = None,
+    deadline: Annotated[
+        float | None, option(_BRIDGE, "deadline_s", "--deadline", rich_help_panel=_LIMITS)
+    ] = None,
+    drain: Annotated[
+        float | None, option(_BRIDGE, "drain_s", "--drain", rich_help_panel=_LIMITS)
+    ] = None,
+) -> None:
+    """Answer over an OpenAI-compatible API until Ctrl-C or SIGTERM.
+
+    Example: dspark serve smollm2-135m --port 8000
+    """
+    from dspark.errors import ModelError
+
+    try:
+        from dspark.serving.server import listen
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            f"The server needs the package {error.name}; install them all with "
+            "pip install 'dspark[serve]'."
+        ) from error
+    from dspark.serving import logs
+    from dspark.serving.app import App, AppConfig
+    from dspark.serving.bridge import BridgeConfig
+    from dspark.serving.server import Server
+
+    logs.set_up(form=log_format, level=log_level)
+    app_config = AppConfig(
+        **given(
+            served_name=served_name,
+            api_key=api_key,
+            max_body_bytes=max_body_bytes,
+            chat_tokens=max_tokens,
+        ),
+        cors_origins=tuple(cors_origin or ()),
+    )
+    bridge_config = BridgeConfig(
+        **given(max_waiting=max_waiting, deadline_s=deadline, drain_s=drain)
+    )
+    found = listen(host, port)  # before minutes of loading
+    console = Console(stderr=True)
+    llm, costs = _load(
+        console,
+        target=target,
+        drafter=drafter,
+        dtype=dtype,
+        device=device,
+        quantization=quantization,
+        is_compiled=not eager,
+        threads=threads,
+        max_requests=max_requests,
+        thinking=thinking,
+        policy=policy,
+    )
+    app = App(llm, app_config, bridge_config)
+    console.print(
+        f"http://{host}:{found.getsockname()[1]}/v1 answers as {app.service.name}: "
+        f"{app.service.bridge.policy} policy, {costs}, {max_requests} at once"
+        + ("" if api_key is None else ", API key required"),
+        highlight=False,
+        soft_wrap=True,
+    )
+    Server(app).run(sockets=[found])
+
+
+def _load(console: Console, **options: Any) -> "tuple[LLM, str]":
+    """The LLM with its engine built, and where its step costs come from."""
+    from dspark import assembly
+    from dspark.algorithms.policies import Adaptive, parse_policy
+
+    with console.status("loading the models"):
+        llm = assembly.load_llm(**options)
+    costs = "no cost table is needed"
+    if isinstance(parse_policy(llm.policy), Adaptive) and llm.drafter is not None:
+        costs = "step costs from the cache"
+        if llm.stored_step_cost() is None:
+            costs = "step costs measured now"
+            with console.status("measuring what steps cost on this machine, seconds"):
+                llm.step_cost()
+    llm.cycle(speculation=True)
+    return llm, costs

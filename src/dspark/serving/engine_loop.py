@@ -1,0 +1,195 @@
+"""The engine's side of the server: takes orders, steps while there is work, gives out pieces.
+
+Everything here runs in one thread; only `inbox` is written by others. It knows no HTTP and no
+event loop.
+"""
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from dspark.core import RoundResult, StepResult
+from dspark.engine.cycle import Cycle
+from dspark.engine.planner import Planner
+from dspark.errors import InputError
+from dspark.llm import LLM
+from dspark.serving.answer import Answer
+from dspark.serving.events import Feed
+from dspark.serving.metrics import Meter
+from dspark.serving.work import Cause, Failure, Order, Piece
+
+log = logging.getLogger("dspark.engine")
+
+Delivery = tuple[Order, Piece | Failure]
+
+
+class EngineLoop:
+    """Orders in flight over the cycle of one LLM."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        *,
+        deliver: Callable[[Sequence[Delivery]], None],
+        clock: Callable[[], float],
+        meter: Meter,
+        feed: Feed,
+    ) -> None:
+        """`deliver` is called at most once a turn, with all that the turn gave."""
+        self.inbox: deque[tuple[bool, Order]] = deque()
+        """New orders (true) and orders that nobody wants any more (false), in their order."""
+        self.meter = meter
+        self._llm = llm
+        self._cycle: Cycle = llm.cycle(speculation=True)
+        self._deliver = deliver
+        self._clock = clock
+        self._feed = feed
+        self._answers: dict[str, Answer] = {}
+        self._left: dict[Order, int] = {}  # answers of an order that are not finished
+        self._deadlines: list[tuple[float, int, Order]] = []
+        self._numbers = count()
+        self._out: list[Delivery] = []
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that run or wait."""
+        return len(self._answers)
+
+    @property
+    def num_running(self) -> int:
+        """Answers in the batch, the others wait for a place."""
+        return min(len(self._answers), self._llm.config.max_requests)
+
+    @property
+    def planner(self) -> Planner:
+        """The planner in force."""
+        return self._cycle.planner
+
+    def turn(self) -> bool:
+        """Take what came, do one step if there is work; whether there is more to do."""
+        while self.inbox:
+            is_new, order = self.inbox.popleft()
+            if is_new:
+                self._begin(order)
+            else:
+                self._withdraw(order)
+        self._end_late_orders()
+        if self._cycle.has_work:
+            self._step()
+        if self._out:
+            out, self._out = self._out, []
+            self._deliver(out)
+        return self._cycle.has_work or bool(self.inbox)
+
+    def fail_all(self, failure: Failure) -> None:
+        """End every order now."""
+        for order in list(self._left):
+            self._fail(order, failure)
+        if self._out:
+            out, self._out = self._out, []
+            self._deliver(out)
+
+    def _begin(self, order: Order) -> None:
+        answers = [Answer(order, i, self._llm.tokenizer) for i in range(len(order.requests))]
+        begun = []
+        try:
+            for answer in answers:
+                if answer.request.params.max_tokens > 0:
+                    self._cycle.submit(answer.request)
+                    begun.append(answer)
+        except InputError as error:  # all of an order or nothing
+            for answer in begun:
+                self._cycle.abort(answer.request.id)
+            self._out.append((order, Failure(Cause.INPUT, str(error))))
+            return
+        self._answers.update((answer.request.id, answer) for answer in begun)
+        if begun:
+            self._left[order] = len(begun)
+        if order.deadline_s is not None:
+            heapq.heappush(self._deadlines, (order.deadline_s, next(self._numbers), order))
+        for answer in answers:
+            if answer.request.params.max_tokens == 0:
+                self._out.append((order, answer.empty()))
+
+    def _withdraw(self, order: Order) -> None:
+        if self._left.pop(order, None) is None:
+            return
+        for request in order.requests:
+            if self._answers.pop(request.id, None) is not None:
+                self._cycle.abort(request.id)
+        self.meter.num_cancelled += 1
+
+    def _fail(self, order: Order, failure: Failure) -> None:
+        self._withdraw(order)
+        self._out.append((order, failure))
+
+    def _end_late_orders(self) -> None:
+        while self._deadlines and self._deadlines[0][0] <= self._clock():
+            order = heapq.heappop(self._deadlines)[2]
+            if order in self._left:
+                waited = self._clock() - order.arrived_s
+                message = f"The answer was not finished {waited:.1f} s after it was asked for."
+                self._fail(order, Failure(Cause.DEADLINE, message))
+
+    def _step(self) -> None:
+        started = self._clock()
+        try:
+            result = self._cycle.step()
+        except Exception as error:  # whatever broke, clients hear of it and others are served
+            log.exception("a step failed; its requests end with an error")
+            self._recover(error)
+            return
+        now = self._clock()
+        self.meter.step(result, now - started, self._cycle.planner)
+        if self._feed.is_watched:
+            self._feed.publish(self._record(result, now, now - started))
+        for item in result.rounds:
+            if item.token_ids:
+                self._give(item, now)
+
+    def _give(self, item: RoundResult, now: float) -> None:
+        answer = self._answers[item.request_id]
+        self.meter.piece(answer, item, now)
+        self._out.append((answer.order, answer.add(item, now)))
+        if item.finish_reason is None:
+            return
+        del self._answers[item.request_id]
+        self.meter.finished(answer, item.finish_reason)
+        left = self._left[answer.order] - 1
+        if left:
+            self._left[answer.order] = left
+        else:
+            del self._left[answer.order]
+
+    def _record(self, result: StepResult, now: float, seconds: float) -> str:
+        return self._feed.record(
+            result,
+            planner=self._cycle.planner,
+            step_number=self.meter.num_steps,
+            now_s=now,
+            seconds=seconds,
+            num_running=self.num_running,
+            num_waiting=len(self._answers) - self.num_running,
+            params_of=lambda request_id: self._answers[request_id].request.params,
+        )
+
+    def _recover(self, error: Exception) -> None:
+        """Every request of the cycle ends; pages come back, or a new cycle takes the old one's
+        place."""
+        self.meter.num_failed_steps += 1
+        message = f"A step of the engine failed ({type(error).__name__}); send the request again."
+        orders = list(self._left)
+        self._left.clear()
+        ids = list(self._answers)
+        self._answers.clear()
+        self._out.extend((order, Failure(Cause.ENGINE, message)) for order in orders)
+        try:
+            for request_id in ids:
+                self._cycle.abort(request_id)
+            self._cycle.check()
+        except Exception:  # its books are torn: nothing of it is kept
+            log.exception("the engine's state was damaged; it is built anew")
+            self._llm.forget_cycles()
+            self._cycle = self._llm.cycle(speculation=True)

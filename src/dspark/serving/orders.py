@@ -1,0 +1,184 @@
+"""From a request's body to an order: prompts as ids, options as `SamplingParams`.
+
+What depends on the model is checked here. It knows no HTTP.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dspark.core import Request, SamplingParams
+from dspark.errors import InputError
+from dspark.llm import LLM
+from dspark.serving.protocol import ChatRequest, CompletionRequest, Message
+from dspark.serving.refusals import Refusal
+from dspark.serving.work import Order
+
+COMPLETION_TOKENS = 16
+"""Tokens of a completion whose request names no limit; the API's own number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a request without limits of its own gets."""
+
+    chat_tokens: int = 1024
+    """Tokens of a chat answer, as far as the context goes."""
+    deadline_s: float | None = None
+    """Seconds until an answer is given up; a request may ask for less."""
+
+
+class OrderDesk:
+    """Makes orders for one LLM. Tokenizing is work: call it from one thread, not the event loop."""
+
+    def __init__(self, llm: LLM, limits: Limits) -> None:
+        self._llm = llm
+        self._limits = limits
+
+    def chat(self, body: ChatRequest, *, order_id: str, now_s: float) -> Order:
+        """The order of a conversation. Raises `Refusal` or `InputError`."""
+        thinking = None
+        if body.chat_template_kwargs is not None:
+            thinking = body.chat_template_kwargs.enable_thinking
+        thinking = self._llm.thinking if thinking is None else thinking
+        self._llm.tokenizer.check_thinking(thinking)
+        messages = [_message(message) for message in body.messages]
+        prompt_ids = self._llm.tokenizer.chat(messages, thinking=thinking)
+        return self._order(
+            body, [prompt_ids], default=self._limits.chat_tokens, order_id=order_id, now_s=now_s
+        )
+
+    def completion(self, body: CompletionRequest, *, order_id: str, now_s: float) -> Order:
+        """The order of plain prompts. Raises `Refusal` or `InputError`."""
+        prompts = [self._llm.prompt_ids(prompt) for prompt in body.prompts]
+        return self._order(body, prompts, default=COMPLETION_TOKENS, order_id=order_id, now_s=now_s)
+
+    def _order(
+        self,
+        body: ChatRequest | CompletionRequest,
+        prompts: Sequence[Sequence[int]],
+        *,
+        default: int,
+        order_id: str,
+        now_s: float,
+    ) -> Order:
+        requests: list[Request] = []
+        for prompt_ids in prompts:
+            params = self._params(body, len(prompt_ids), default)
+            for i in range(body.n or 1):
+                requests.append(
+                    Request(
+                        id=f"{order_id}-{len(requests)}",
+                        prompt_ids=prompt_ids,
+                        params=params if i == 0 else _reseeded(params, i),
+                    )
+                )
+        seconds = [s for s in (body.deadline_s, self._limits.deadline_s) if s is not None]
+        return Order(
+            id=order_id,
+            requests=requests,
+            arrived_s=now_s,
+            deadline_s=now_s + min(seconds) if seconds else None,
+        )
+
+    def _params(
+        self, body: ChatRequest | CompletionRequest, num_prompt: int, default: int
+    ) -> SamplingParams:
+        max_draft = None
+        min_tokens_per_s = None
+        if body.speculation is not None:
+            max_draft = body.speculation.max_draft
+            min_tokens_per_s = body.speculation.min_tokens_per_s
+            if max_draft is not None and max_draft > self._llm.block_size:
+                raise Refusal(
+                    400,
+                    f"speculation.max_draft is {max_draft}, but this server drafts at most "
+                    f"{self._llm.block_size} tokens; give 0..{self._llm.block_size}.",
+                    param="speculation.max_draft",
+                )
+        return SamplingParams(
+            **_given(
+                temperature=body.temperature,
+                top_p=body.top_p,
+                top_k=body.top_k if (body.top_k or 0) > 0 else None,
+                min_p=body.min_p,
+                presence_penalty=body.presence_penalty,
+                frequency_penalty=body.frequency_penalty,
+                repetition_penalty=body.repetition_penalty,
+                logit_bias=self._bias(body.logit_bias),
+                seed=body.seed,
+                min_tokens=body.min_tokens,
+                ignore_eos=body.ignore_eos,
+                stop_token_ids=self._stop_ids(body.stop_token_ids),
+                num_logprobs=body.num_logprobs,
+                max_draft=max_draft,
+                min_tokens_per_s=min_tokens_per_s,
+            ),
+            stop=body.stops,
+            max_tokens=self._most(body.most_tokens, num_prompt, default),
+        )
+
+    def _most(self, asked: int | None, num_prompt: int, default: int) -> int:
+        room = self._llm.target.spec.max_positions - num_prompt
+        if room < 1 or (asked or 0) > room:
+            raise Refusal(
+                400,
+                f"This model's context holds {num_prompt + room} tokens, but the prompt has "
+                f"{num_prompt} and the answer asks for {default if asked is None else asked}; "
+                "shorten the prompt or lower max_tokens.",
+                param="messages" if room < 1 else "max_tokens",
+                code="context_length_exceeded",
+            )
+        return min(default, room) if asked is None else asked
+
+    def _bias(self, bias: dict[str, float] | None) -> dict[int, float] | None:
+        if bias is None:
+            return None
+        found = {}
+        for key, value in bias.items():
+            if not (key.isascii() and key.isdigit() and len(key) < 10):
+                raise InputError(f"logit_bias holds the key {key!r}, but a key is a token id.")
+            found[self._known_id("logit_bias", int(key))] = value
+        return found
+
+    def _stop_ids(self, ids: Sequence[int] | None) -> list[int] | None:
+        return None if ids is None else [self._known_id("stop_token_ids", i) for i in ids]
+
+    def _known_id(self, field: str, token_id: int) -> int:
+        size = self._llm.target.spec.vocab_size
+        if not 0 <= token_id < size:
+            raise InputError(
+                f"{field} holds token id {token_id}, but this model knows 0..{size - 1}."
+            )
+        return token_id
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _message(message: Message) -> dict[str, Any]:
+    """As chat templates read it."""
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(part.text for part in content)
+    found: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": content or "",
+    }
+    if message.name is not None:
+        found["name"] = message.name
+    if message.reasoning_content is not None:
+        found["reasoning_content"] = message.reasoning_content
+    if message.tool_calls is not None:
+        found["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        found["tool_call_id"] = message.tool_call_id
+    return found
+
+
+def _reseeded(params: SamplingParams, i: int) -> SamplingParams:
+    """Answer i of n: with a seed the next ones, so that answers differ and each can be repeated."""
+    if params.seed is None:
+        return params
+    return replace(params, seed=(params.seed + i) % 2**63)

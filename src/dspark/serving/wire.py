@@ -1,0 +1,199 @@
+"""Answers as the OpenAI API writes them: one writer per response, pieces in, JSON out.
+
+A stream and a whole answer are made of the same pieces. A piece of a stream is a template filled
+with one JSON string: no object is built and checked for every token. It knows no HTTP.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from json import dumps
+from typing import Any
+
+from dspark.core import FinishReason, TokenLogprobs
+from dspark.serving.work import Counts, Order, Piece
+from dspark.text.tokenizer import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+_LOWEST = -9999.0
+"""Log-probability of what is impossible; JSON has no infinity."""
+_REASONS = {
+    FinishReason.STOP: '"stop"',
+    FinishReason.LENGTH: '"length"',
+    FinishReason.CONTEXT: '"length"',
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a client wants to be told."""
+
+    is_chat: bool
+    has_logprobs: bool = False
+    has_token_ids: bool = False
+    has_usage: bool = False
+    """Of a stream: a last chunk with the usage."""
+    has_running_usage: bool = False
+    """Of a stream: the usage so far in every chunk."""
+
+
+class Writer:
+    """The JSON of one response."""
+
+    def __init__(
+        self, order: Order, wishes: Wishes, *, created: int, model: str, tokenizer: Tokenizer
+    ) -> None:
+        self._order = order
+        self._wishes = wishes
+        self._created = created
+        self._model = model
+        self._tokenizer = tokenizer
+        self._counts: dict[int, Counts] = {}
+        kind = "chat.completion.chunk" if wishes.is_chat else "text_completion"
+        self._head = (
+            f'data: {{"id":{dumps(order.id)},"object":"{kind}","created":{created},'
+            f'"model":{dumps(model)},"choices":[{{"index":'
+        )
+        self._offsets: dict[int, int] = {}
+        # answers to one prompt share its list of ids
+        prompts = {id(request.prompt_ids): request.prompt_ids for request in order.requests}
+        self._num_prompt = sum(map(len, prompts.values()))
+
+    def chunk(self, piece: Piece) -> str:
+        """A piece as an event of a stream; empty if there is nothing to tell yet."""
+        wishes, index = self._wishes, piece.answer
+        is_first = index not in self._counts
+        self._counts[index] = piece.counts
+        reason = piece.finish_reason
+        is_news = piece.text or reason or (is_first and wishes.is_chat)
+        if not (is_news or wishes.has_logprobs or wishes.has_token_ids):
+            return ""
+        ending = "null" if reason is None else _REASONS[reason]
+        logprobs = "null" if not wishes.has_logprobs else dumps(self._logprobs(piece))
+        extra = f',"token_ids":{dumps(list(piece.token_ids))}' if wishes.has_token_ids else ""
+        if wishes.has_running_usage:
+            tail = f'}}],"usage":{dumps(self.usage())}}}\n\n'
+        else:
+            tail = '}],"usage":null}\n\n' if wishes.has_usage else "}]}\n\n"
+        if wishes.is_chat:
+            role = '"role":"assistant",' if is_first else ""
+            text = f'"delta":{{{role}"content":{dumps(piece.text)}}}'
+        else:
+            text = f'"text":{dumps(piece.text)}'
+        return (
+            f'{self._head}{index},{text},"logprobs":{logprobs},"finish_reason":{ending}'
+            f"{extra}{tail}"
+        )
+
+    def usage_chunk(self) -> str:
+        """The chunk after the last piece, for who asked for it."""
+        head = self._head.removesuffix('{"index":')
+        return f'{head}],"usage":{dumps(self.usage())}}}\n\n'
+
+    def whole(self, pieces: Sequence[Piece]) -> bytes:
+        """A response that is no stream."""
+        by_index: dict[int, list[Piece]] = {i: [] for i in range(len(self._order.requests))}
+        for piece in pieces:
+            by_index[piece.answer].append(piece)
+            self._counts[piece.answer] = piece.counts
+        body = {
+            "id": self._order.id,
+            "object": "chat.completion" if self._wishes.is_chat else "text_completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": [self._choice(i, found) for i, found in by_index.items()],
+            "usage": self.usage(),
+        }
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens of all answers so far, and how many of them drafts brought."""
+        total = Counts()
+        for counts in self._counts.values():
+            total.add(counts)
+        num_prompt = self._num_prompt
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": total.num_tokens,
+            "total_tokens": num_prompt + total.num_tokens,
+            "prompt_tokens_details": {"cached_tokens": total.num_cached},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": total.num_accepted,
+                "rejected_prediction_tokens": total.num_verified - total.num_accepted,
+                "reasoning_tokens": 0,
+            },
+            "speculation": {
+                "drafted_tokens": total.num_offered,
+                "verified_tokens": total.num_verified,
+                "accepted_tokens": total.num_accepted,
+                "rounds": total.num_rounds,
+            },
+        }
+
+    def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        reason = pieces[-1].finish_reason
+        assert reason is not None
+        text = "".join(piece.text for piece in pieces)
+        choice: dict[str, Any] = {"index": index}
+        if self._wishes.is_chat:
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            choice["text"] = text
+        choice["logprobs"] = self._joined_logprobs(pieces) if self._wishes.has_logprobs else None
+        choice["finish_reason"] = json.loads(_REASONS[reason])
+        if self._wishes.has_token_ids:
+            choice["token_ids"] = [token for piece in pieces for token in piece.token_ids]
+        return choice
+
+    def _joined_logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        joined: dict[str, Any] = {}
+        for part in map(self._logprobs, pieces):
+            for key, value in part.items():
+                if isinstance(value, list):
+                    joined.setdefault(key, []).extend(value)
+                else:
+                    joined[key] = value
+        return joined
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any]:
+        found = list(zip(piece.token_ids, piece.logprobs or (), strict=True))
+        if self._wishes.is_chat:
+            return {"content": [self._chat_logprob(*pair) for pair in found], "refusal": None}
+        return self._completion_logprobs(piece.answer, found)
+
+    def _chat_logprob(self, token_id: int, item: TokenLogprobs) -> dict[str, Any]:
+        return {
+            **self._token(token_id, item.chosen),
+            "top_logprobs": [self._token(token, value) for token, value in item.top],
+        }
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token_id, keep_special=True)
+        return {
+            "token": data.decode("utf-8", errors="replace"),
+            "logprob": max(logprob, _LOWEST),
+            "bytes": list(data),
+        }
+
+    def _completion_logprobs(
+        self, index: int, found: Sequence[tuple[int, TokenLogprobs]]
+    ) -> dict[str, Any]:
+        texts = [self._text(token) for token, _ in found]
+        offsets, at = [], self._offsets.get(index, 0)
+        for text in texts:
+            offsets.append(at)
+            at += len(text)
+        self._offsets[index] = at
+        return {
+            "tokens": texts,
+            "token_logprobs": [max(item.chosen, _LOWEST) for _, item in found],
+            "top_logprobs": [self._top(item) for _, item in found],
+            "text_offset": offsets,
+        }
+
+    def _top(self, item: TokenLogprobs) -> Mapping[str, float]:
+        return {self._text(token): max(value, _LOWEST) for token, value in item.top}
+
+    def _text(self, token_id: int) -> str:
+        data = self._tokenizer.token_bytes(token_id, keep_special=True)
+        return data.decode("utf-8", errors="replace")

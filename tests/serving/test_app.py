@@ -1,0 +1,39 @@
+"""The routes over a real socket: answers, streams, refusals."""
+
+import json
+
+import httpx
+
+CHAT = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 12}
+
+
+def events(text: str) -> list:
+    data = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    return [json.loads(line) if line != "[DONE]" else line for line in data]
+
+
+def test_a_stream_joined_is_the_whole_answer(client: httpx.Client) -> None:
+    body = {**CHAT, "ignore_eos": True}
+    whole = client.post("/v1/chat/completions", json=body).json()
+    usage = {"include_usage": True}
+    stream = client.post(
+        "/v1/chat/completions", json={**body, "stream": True, "stream_options": usage}
+    )
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    found = events(stream.text)
+    assert found[-1] == "[DONE]"
+    assert found[-2]["choices"] == []
+    assert found[-2]["usage"] == whole["usage"]
+    assert whole["usage"]["completion_tokens"] == 12
+    deltas = [chunk["choices"][0]["delta"] for chunk in found[:-2]]
+    assert deltas[0]["role"] == "assistant"
+    text = "".join(delta["content"] for delta in deltas)
+    assert text == whole["choices"][0]["message"]["content"]
+    assert found[-3]["choices"][0]["finish_reason"] == "length"
+    assert whole["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_model_is_listed(client: httpx.Client) -> None:
+    assert client.get("/v1/models").json()["data"][0]["id"] == "toy"
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/ready").status_code == 200
