@@ -23,10 +23,11 @@ from dspark.errors import DSparkError, InputError
 from dspark.llm import LLM
 from dspark.machine import installed_version
 from dspark.serving.bridge import Bridge, BridgeConfig, Busy, Draining
+from dspark.serving.crowd import Crowd
 from dspark.serving.gate import Gate
 from dspark.serving.metrics import CONTENT_TYPE, Metrics
 from dspark.serving.orders import Limits, OrderDesk
-from dspark.serving.protocol import ChatRequest, CompletionRequest, ErrorReply
+from dspark.serving.protocol import ChatRequest, CompletionRequest, CrowdSize, ErrorReply
 from dspark.serving.refusals import Refusal
 from dspark.serving.replies import Reply
 from dspark.serving.wire import Wishes, Writer
@@ -86,6 +87,7 @@ class Service:
         )
         # one thread: a tokenizer is not made for several at a time
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dspark-reader")
+        self.crowd = Crowd(self.bridge, self._prepare)
 
     async def start(self) -> None:
         """Begin to answer."""
@@ -114,9 +116,7 @@ class Service:
     ) -> Response:
         self._check_name(body.model)
         is_streamed = bool(body.stream)
-        order = await asyncio.get_running_loop().run_in_executor(
-            self._reader, self._order, body, f"{prefix}-{secrets.token_hex(12)}"
-        )
+        order = await self._prepare(body, f"{prefix}-{secrets.token_hex(12)}")
         if len(order.requests) > self.bridge.capacity:
             raise Refusal(
                 400,
@@ -134,6 +134,11 @@ class Service:
         stream = self.bridge.submit(order, is_whole=not is_streamed)
         return Reply(
             self.bridge, stream, writer, is_streamed=is_streamed, has_usage=wishes.has_usage
+        )
+
+    async def _prepare(self, body: ChatRequest | CompletionRequest, order_id: str) -> Order:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._reader, self._order, body, order_id
         )
 
     def _order(self, body: ChatRequest | CompletionRequest, order_id: str) -> Order:
@@ -292,6 +297,17 @@ def _add_operations(app: FastAPI, service: Service) -> None:
         return StreamingResponse(
             events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
+
+    @app.get("/live/crowd", responses=_ERRORS)
+    async def crowd() -> dict[str, int]:
+        """The live page's synthetic users: how many there are, and may be."""
+        return {"users": service.crowd.size, "most": service.crowd.most}
+
+    @app.post("/live/crowd", responses=_ERRORS)
+    async def resize(body: CrowdSize) -> dict[str, int]:
+        """Let synthetic users come or go. They leave when nobody watches the feed."""
+        service.crowd.resize(body.users)
+        return {"users": service.crowd.size, "most": service.crowd.most}
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -218,6 +218,12 @@ def _same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and bool(value == other)
 
 
+class CrowdSize(_Strict):
+    """Body of POST /live/crowd."""
+
+    users: Annotated[int, Field(ge=0, le=10_000)]
+
+
 class ErrorBody(BaseModel):
     """What went wrong."""
 
