@@ -1,6 +1,7 @@
 """`dspark serve`: load, say in one line what is served, and answer until a signal comes."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -137,6 +138,15 @@ def serve(
     drain: Annotated[
         float | None, option(_BRIDGE, "drain_s", "--drain", rich_help_panel=_LIMITS)
     ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            help="Servers behind this address, on Ray (the one of RAY_ADDRESS, or a local one): "
+            "one for each device, or for a share of the processors.",
+            show_default="one, without Ray",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
 ) -> None:
     """Answer over an OpenAI-compatible API until Ctrl-C or SIGTERM.
 
@@ -171,8 +181,7 @@ def serve(
     )
     found = listen(host, port)  # before minutes of loading
     console = Console(stderr=True)
-    llm, costs = _load(
-        console,
+    model = ServedModel(
         target=target,
         drafter=drafter,
         dtype=dtype,
@@ -184,6 +193,12 @@ def serve(
         thinking=thinking,
         policy=policy,
     )
+    if replicas is not None:
+        from dspark.serve_replicas import serve_replicas
+
+        serve_replicas(console, found, model, app_config, bridge_config, num_replicas=replicas)
+        return
+    llm, costs = model.load(console)
     app = App(llm, app_config, bridge_config)
     console.print(
         f"http://{host}:{found.getsockname()[1]}/v1 answers as {app.service.name}: "
@@ -192,22 +207,37 @@ def serve(
         highlight=False,
         soft_wrap=True,
     )
-    Server(app).run(sockets=[found])
+    Server(app, app.service.bridge).run(sockets=[found])
 
 
-def _load(console: Console, **options: Any) -> "tuple[LLM, str]":
-    """The LLM with its engine built, and where its step costs come from."""
-    from dspark import assembly
-    from dspark.algorithms.policies import Adaptive, parse_policy
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What is served, before it is loaded; it can travel to another process."""
 
-    with console.status("loading the models"):
-        llm = assembly.load_llm(**options)
-    costs = "no cost table is needed"
-    if isinstance(parse_policy(llm.policy), Adaptive) and llm.drafter is not None:
-        costs = "step costs from the cache"
-        if llm.stored_step_cost() is None:
-            costs = "step costs measured now"
-            with console.status("measuring what steps cost on this machine, seconds"):
-                llm.step_cost()
-    llm.cycle(speculation=True)
-    return llm, costs
+    target: str
+    drafter: str | None
+    dtype: str | None
+    device: str | None
+    quantization: str | None
+    is_compiled: bool
+    threads: int | None
+    max_requests: int
+    thinking: bool | None
+    policy: str | None
+
+    def load(self, console: Console) -> "tuple[LLM, str]":
+        """The LLM with its engine built, and where its step costs come from."""
+        from dspark import assembly
+        from dspark.algorithms.policies import Adaptive, parse_policy
+
+        with console.status("loading the models"):
+            llm = assembly.load_llm(**asdict(self))
+        costs = "no cost table is needed"
+        if isinstance(parse_policy(llm.policy), Adaptive) and llm.drafter is not None:
+            costs = "step costs from the cache"
+            if llm.stored_step_cost() is None:
+                costs = "step costs measured now"
+                with console.status("measuring what steps cost on this machine, seconds"):
+                    llm.step_cost()
+        llm.cycle(speculation=True)
+        return llm, costs

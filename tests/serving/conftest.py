@@ -37,7 +37,7 @@ def serving(llm: LLM, config: AppConfig | None = None, bridge: BridgeConfig | No
     config = AppConfig(served_name="toy") if config is None else config
     app = App(llm, config, bridge)
     found = listen("127.0.0.1", 0)
-    server = Server(app)
+    server = Server(app, app.service.bridge)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [found]}, daemon=True)
     thread.start()
     while not server.started:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -186,19 +186,25 @@ class App:
             max_body_bytes=config.max_body_bytes,
             on_response=self.service.metrics.count_response,
         )
-        if config.cors_origins:  # outside the gate: a browser asks first, without the key
-            layers = CORSMiddleware(
-                layers,
-                allow_origins=list(config.cors_origins),
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-                expose_headers=["X-Request-Id", "Retry-After"],
-            )
-        self._layers = layers
+        self._layers = with_origins(layers, config.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection, or the life of the server."""
         await self._layers(scope, receive, send)
+
+
+def with_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Web pages of these origins may call; it stands outside the gate, for a browser asks first,
+    without the key."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["X-Request-Id", "Retry-After"],
+    )
 
 
 def _api(service: Service) -> FastAPI:

@@ -4,11 +4,12 @@ import errno
 import logging
 import socket
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from dspark.errors import InputError
-from dspark.serving.app import App
 
 log = logging.getLogger("dspark.server")
 
@@ -37,12 +38,22 @@ def listen(host: str, port: int) -> socket.socket:
     return found
 
 
+class Line(Protocol):
+    """Who takes requests: the bridge to the engine, or a gateway to several of them."""
+
+    is_draining: bool
+    """Nothing new is taken."""
+
+    async def drain(self) -> None:
+        """Take nothing new and wait, for a bounded time, until what runs has ended."""
+
+
 class Server(uvicorn.Server):
     """Stops gracefully: the first signal refuses new work and lets answers end, a second one ends
     them."""
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, line: Line) -> None:
+        self._line = line
         super().__init__(
             uvicorn.Config(
                 app,
@@ -61,11 +72,11 @@ class Server(uvicorn.Server):
         """A signal came."""
         del frame  # where the program was tells nothing
         log.info("signal %d: running answers may end, nothing new is taken", sig)
-        self._app.service.bridge.is_draining = True
+        self._line.is_draining = True
         self.force_exit = self.should_exit
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let what runs end within the bridge's `drain_s`, then close all connections."""
-        await self._app.service.bridge.drain()
+        """Let what runs end within the line's own time, then close all connections."""
+        await self._line.drain()
         await super().shutdown(sockets)
