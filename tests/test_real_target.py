@@ -17,7 +17,7 @@ from dspark.llm import LLM, shipped_drafter
 from dspark.models.drafter import Drafter, DrafterConfig
 from dspark.models.embedded import DEFAULT_TARGET
 from dspark.models.target import Target
-from tests.engine.test_cycle import run
+from tests.engine.toy_cycles import run
 
 pytestmark = [
     pytest.mark.real,

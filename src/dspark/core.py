@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +42,34 @@ class Origin(StrEnum):
     ACCEPTED = "accepted"  # drafted and accepted
     CORRECTED = "corrected"  # drafted, rejected, replaced from the residual
     BONUS = "bonus"  # the target's own token after a fully accepted window
+
+
+class GrammarMatcher(Protocol):
+    """Where one answer stands in a grammar."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the answer ended; then nothing is asked but `roll_back`."""
+
+    def allowed(self) -> Tensor:
+        """Which tokens may come next: bool [V]; EOS only where the grammar may end."""
+
+    def accept(self, token_id: int) -> bool:
+        """Move on by a token; False: it may not come here, and nothing changed."""
+
+    def roll_back(self, num_tokens: int) -> None:
+        """Take back the last accepted tokens."""
+
+
+class Grammar(Protocol):
+    """What an answer must look like; unchanging, shared by requests (`text.grammar` makes some)."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V of the masks."""
+
+    def matcher(self) -> GrammarMatcher:
+        """For a new answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +104,8 @@ class SamplingParams:
     """The answer ends after one of these tokens, besides the model's own EOS list."""
     ignore_eos: bool = False
     """Go on after the model's EOS tokens (`stop_token_ids` still end the answer)."""
+    grammar: Grammar | None = None
+    """Tokens that it does not allow are impossible; the answer ends where the grammar does."""
     seed: int | None = None
     """With a seed the text is a function of (seed, prompt, target) alone."""
     num_logprobs: int | None = None

@@ -13,7 +13,14 @@ Each message is one sentence: what was wrong, the value, the remedy. Our own bug
 
 
 class DSparkError(Exception):
-    """Root of the tree; the CLI prints its message and exits non-zero, the server answers 400."""
+    """Root of the tree; the CLI prints its message and exits non-zero, the server answers 400.
+
+    `request_id` names the request at fault, if it is one request's: the others can go on.
+    """
+
+    def __init__(self, message: str, *, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.request_id = request_id
 
 
 class InputError(DSparkError, ValueError):

@@ -39,6 +39,7 @@ from dspark.models.footprint import Footprint, check_memory
 from dspark.models.kinds import AnyDrafter
 from dspark.models.target import Target, resolve_source
 from dspark.text.detokenizer import Detokenizer
+from dspark.text.grammar import GrammarCompiler
 from dspark.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -175,6 +176,7 @@ class LLM:
         self._tokenizer = tokenizer
         self._quantization = quantization
         self._cycles: dict[bool, Cycle] = {}
+        self._grammars: GrammarCompiler | None = None
         self._num_requests = 0
 
     @classmethod
@@ -298,6 +300,16 @@ class LLM:
         if self._tokenizer is None:
             raise ModelError("No tokenizer is loaded; give token ids, or load with LLM.load.")
         return self._tokenizer
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """Makes what `SamplingParams.grammar` takes. Raises `InputError` without xgrammar."""
+        if self._grammars is None:
+            spec = self.target.spec
+            self._grammars = GrammarCompiler(
+                self.tokenizer, vocab_size=spec.vocab_size, eos_ids=spec.eos_ids
+            )
+        return self._grammars
 
     def generate(
         self,

@@ -333,5 +333,7 @@ def _check_possible(scores: TokenScores, starts: Sequence[int], verdict: Verdict
             row = scores.rows[start + count]
             raise InputError(
                 f"Request {row.state.request_id!r} bans every token at answer index "
-                f"{row.state.num_answer + count}; relax logit_bias, bad_words or min_tokens."
+                f"{row.state.num_answer + count}; relax logit_bias, bad_words, min_tokens "
+                "or the grammar.",
+                request_id=row.state.request_id,
             )

@@ -1,4 +1,4 @@
-"""What one request's options do to logits before temperature: bias, bans, penalties.
+"""What one request's options do to logits before temperature: bias, bans, penalties, grammar.
 It knows the request's own history and no other request; temperature and filters come later.
 
 Row j of a round stands after the committed answer AND the j tokens drafted before it, so every
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
+from dspark.algorithms.grammar_cursor import GrammarCursor
 from dspark.core import SamplingParams
 from dspark.errors import InputError
 
@@ -32,7 +33,8 @@ class LogitState:
         vocab_size: int,
         device: torch.device | None = None,
     ) -> None:
-        """Raises `InputError` for an option that names a token outside the vocabulary."""
+        """Raises `InputError` for an option that names a token outside the vocabulary, and for a
+        grammar of another vocabulary."""
         _check_ids("logit_bias", params.logit_bias, vocab_size)
         _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
         for word in params.bad_words:
@@ -62,6 +64,10 @@ class LogitState:
         self._places: dict[int, int] = {}
         self._counts: list[int] = []
         self._known: tuple[Tensor, Tensor] | None = None  # ids and counts as tensors, when asked
+        self._grammar: GrammarCursor | None = None
+        if params.grammar is not None:
+            _check_size(params.grammar.vocab_size, vocab_size)
+            self._grammar = GrammarCursor(params.grammar.matcher(), device=device)
         if params.repetition_penalty != 1.0:
             self._count(prompt_ids, by=0)
         self._remember(prompt_ids)
@@ -72,6 +78,17 @@ class LogitState:
         self._remember(token_ids)
         if self._has_penalties:
             self._count(token_ids, by=1)
+        if self._grammar is not None:
+            self._grammar.commit(token_ids)
+
+    def num_possible(self, token_ids: Sequence[int]) -> int:
+        """Leading tokens that the grammar allows next, up to the one that ends it."""
+        return len(token_ids) if self._grammar is None else self._grammar.num_allowed(token_ids)
+
+    def grammar_end(self, token_ids: Sequence[int]) -> int | None:
+        """How many of the target's own tokens belong to the answer if its grammar ends among them;
+        `None` if it goes on."""
+        return None if self._grammar is None else self._grammar.end(token_ids)
 
     @property
     def shapes_logits(self) -> bool:
@@ -81,6 +98,7 @@ class LogitState:
             or self.params.bad_words
             or self.num_answer < self.params.min_tokens
             or self._has_penalties
+            or self._grammar is not None
         )
 
     def shape_(
@@ -89,7 +107,7 @@ class LogitState:
         drafted: Sequence[Sequence[int]],
         vocabulary: DraftVocabulary | None,
     ) -> None:
-        """Applies the rules in place, in this order: bias, bad words, min_tokens, penalties.
+        """Applies the rules in place: bias, bad words, min_tokens, penalties, grammar.
 
         `logits_nV` float32; with a `vocabulary` its columns are the drafter's. `drafted[j]` are
         the tokens drafted before row j in this round; invalid ids among them are passed over.
@@ -99,6 +117,8 @@ class LogitState:
         self._ban_early_stop_(logits_nV, drafted, vocabulary)
         if self._has_penalties:
             self._penalise_(logits_nV, drafted, vocabulary)
+        if self._grammar is not None:
+            _forbid_(logits_nV, self._grammar, drafted, vocabulary)
 
     def _remember(self, token_ids: Sequence[int]) -> None:
         if self._tail_length:
@@ -204,6 +224,27 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
             raise InputError(
                 f"{name} names token {token}, but the target's ids are 0..{vocab_size - 1}."
             )
+
+
+def _check_size(num_known: int, vocab_size: int) -> None:
+    if num_known != vocab_size:
+        raise InputError(
+            f"The grammar was made for {num_known} tokens, but the target has {vocab_size}; make "
+            "it for this target."
+        )
+
+
+def _forbid_(
+    logits_nV: Tensor,
+    grammar: GrammarCursor,
+    drafted: Sequence[Sequence[int]],
+    vocabulary: DraftVocabulary | None,
+) -> None:
+    for row_V, tokens in zip(logits_nV, drafted, strict=True):
+        forbidden_V = grammar.forbidden(tokens)
+        if forbidden_V is not None:
+            columns_V = forbidden_V if vocabulary is None else forbidden_V[vocabulary.d2t_S]
+            row_V.masked_fill_(columns_V, -math.inf)
 
 
 def _columns(ids: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:

@@ -1,9 +1,9 @@
 """From logits to a token: the request's own processing of each row, probabilities, draws.
 It knows rows of mixed requests; it knows neither model nor where randomness is kept.
 
-Order of processing: logit bias, bad words, min_tokens, penalties (`logit_state`), temperature,
-top-k, top-p, min-p (`filters`), softmax. Everything after the model is float32, draws sum and
-compare in float64. A greedy row is one-hot: its argmax, equal logits by lowest id.
+Order of processing: logit bias, bad words, min_tokens, penalties, grammar (`logit_state`),
+temperature, top-k, top-p, min-p (`filters`), softmax. Everything after the model is float32,
+draws sum and compare in float64. A greedy row is one-hot: its argmax, equal logits by lowest id.
 Letters: N rows, V the target's vocabulary or the drafter's columns, R rows picked out.
 """
 
@@ -274,7 +274,8 @@ def _check_maxima(max_N: Tensor, rows: Sequence[RowContext]) -> list[int]:
         elif not math.isfinite(value):
             raise NumericsError(
                 f"Request {rows[n].state.request_id!r} has a logit of {value}, so its next token "
-                "is undefined; check the model's weights and dtype."
+                "is undefined; check the model's weights and dtype.",
+                request_id=rows[n].state.request_id,
             )
     return impossible
 

@@ -378,7 +378,13 @@ class Cycle:
         if block is None:
             return [()] * len(batch.sampling)
         rows = zip(block.tokens_RK.tolist(), plan.lengths, strict=True)
-        return [tokens[:length] for tokens, length in rows]
+        drafts = [tokens[:length] for tokens, length in rows]
+        for r, live in enumerate(batch.decoding):
+            if live.params.grammar is not None:
+                # after the plan, which must not see a token; exact, because what is cut had p = 0
+                # and its q, masked too, left no mass to tokens that p allows
+                drafts[r] = drafts[r][: live.logit_state.num_possible(drafts[r])]
+        return drafts
 
     def _judge(
         self,

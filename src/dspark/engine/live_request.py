@@ -143,6 +143,10 @@ class LiveRequest:
             taken = self.num_left
             is_length = self.num_answer + taken >= self.params.max_tokens
             reason = FinishReason.LENGTH if is_length else FinishReason.CONTEXT
+        if self.params.grammar is not None:
+            end = self.logit_state.grammar_end(token_ids[:taken])
+            if end is not None:  # what follows was drawn in vain
+                taken, reason = end, FinishReason.STOP
         if self._stop_text is not None or not self._stop_ids.isdisjoint(token_ids):
             for index, token in enumerate(token_ids[:taken]):
                 if self._stops_at(token):
