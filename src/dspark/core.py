@@ -239,6 +239,8 @@ class RoundResult:
     """Logits of c_k of the offered tokens; `None` without any, or without a head for them."""
     num_cached: int = 0
     """Tokens of the prompt that the cache knew; told with the first token of the answer."""
+    offered_ids: Sequence[int] = ()
+    """The drafted tokens, verified or not."""
 
     @property
     def num_verified(self) -> int:

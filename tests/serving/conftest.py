@@ -1,5 +1,6 @@
 """A live server around a toy model, on a port of its own, in a thread."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ CONFIG = CycleConfig(num_positions=4096, page_size=8, max_requests=4, is_checked
 
 
 @pytest.fixture(scope="session")
-def toy_llm(model_dir: Path, drafter_dir: Path) -> LLM:
+def loaded(model_dir: Path, drafter_dir: Path) -> LLM:
     return LLM.load(
         model_dir,
         drafter=drafter_dir,
@@ -31,19 +32,35 @@ def toy_llm(model_dir: Path, drafter_dir: Path) -> LLM:
     )
 
 
+@pytest.fixture
+def llm(loaded: LLM) -> LLM:
+    """An LLM whose engine nobody else uses."""
+    return loaded.with_policy("fixed")
+
+
 @contextmanager
-def serving(llm: LLM, config: AppConfig | None = None, bridge: BridgeConfig | None = None):
-    """A running server: its app and its address."""
-    config = AppConfig(served_name="toy") if config is None else config
-    app = App(llm, config, bridge)
+def serving(
+    llm: LLM,
+    config: AppConfig | None = None,
+    bridge: BridgeConfig | None = None,
+    *,
+    send_buffer: int | None = None,
+) -> Iterator[tuple[App, str, Server]]:
+    """A running server: its application, its address, itself.
+
+    `send_buffer`: bytes that the system takes for a client that does not read.
+    """
+    app = App(llm, AppConfig(served_name="toy") if config is None else config, bridge)
     found = listen("127.0.0.1", 0)
+    if send_buffer is not None:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     server = Server(app, app.service.bridge)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [found]}, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.002)
     try:
-        yield app, f"http://127.0.0.1:{found.getsockname()[1]}"
+        yield app, f"http://127.0.0.1:{found.getsockname()[1]}", server
     finally:
         server.should_exit = True
         thread.join()
@@ -51,10 +68,10 @@ def serving(llm: LLM, config: AppConfig | None = None, bridge: BridgeConfig | No
 
 
 @pytest.fixture(scope="session")
-def live(toy_llm: LLM) -> Iterator[tuple[App, str]]:
+def live(loaded: LLM) -> Iterator[tuple[App, str]]:
     """One server that the tests of a session share."""
-    with serving(toy_llm) as found:
-        yield found
+    with serving(loaded) as (app, url, _):
+        yield app, url
 
 
 @pytest.fixture

@@ -149,3 +149,8 @@ def test_a_gguf_file_and_its_converted_directory_read_alike() -> None:
     assert from_file.chat(chat) == from_directory.chat(chat)
     assert from_file.template_hash == from_directory.template_hash
     assert from_file.render(chat).startswith("<|im_start|>system\nYou are a helpful AI assistant")
+
+
+def test_half_a_surrogate_pair_is_refused_in_one_sentence(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InputError, match="surrogate"):
+        tokenizer.encode("a \ud800 b")

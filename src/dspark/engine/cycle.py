@@ -525,13 +525,14 @@ class Cycle:
         confidence = None
         if block is not None and block.confidence_RK is not None:
             confidence = block.confidence_RK.tolist()
+        drafted = [()] * len(batch.sampling) if block is None else block.tokens_RK.tolist()
         rounds = [
             self._commit_round(
                 live,
                 r,
                 drafts[r],
                 judgement,
-                num_offered=offered[r],
+                offered_ids=drafted[r][: offered[r]],
                 confidence=confidence[r][: offered[r]] if confidence and offered[r] else None,
             )
             for r, live in enumerate(batch.sampling)
@@ -574,7 +575,7 @@ class Cycle:
         drafted: Sequence[int],
         judgement: Judgement,
         *,
-        num_offered: int,
+        offered_ids: Sequence[int],
         confidence: Sequence[float] | None,
     ) -> RoundResult:
         is_prefill = not live.is_decoding
@@ -594,13 +595,14 @@ class Cycle:
             token_ids=tokens,
             origins=origins_of(num_accepted, verdict.origin(row), taken=taken),
             logprobs=None if num_top is None else judgement.logprobs(row, tokens, num_top=num_top),
-            num_offered=num_offered,
+            num_offered=len(offered_ids),
             num_planned=len(drafted),
             num_accepted=min(num_accepted, taken),
             is_prefill=is_prefill,
             finish_reason=reason,
             confidence_logits=confidence,
             num_cached=live.num_cached if is_prefill else 0,
+            offered_ids=offered_ids,
         )
         if reason is not None:
             self._close(live)

@@ -24,7 +24,9 @@ class Answer:
         """The piece that a round's tokens make."""
         counts = self.counts
         counts.num_tokens += len(result.token_ids)
-        if not result.is_prefill:
+        if result.is_prefill:
+            counts.num_cached = result.num_cached
+        else:
             counts.num_rounds += 1
             counts.num_offered += result.num_offered
             counts.num_verified += result.num_verified

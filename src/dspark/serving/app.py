@@ -54,15 +54,16 @@ class AppConfig:
     """Origins of web pages that may call; none by default."""
     max_body_bytes: int = 8 * 2**20
     """Bytes of a request, at most."""
-    chat_tokens: int = 1024
-    """Tokens of a chat answer whose request names no limit."""
+    chat_tokens: int | None = None
+    """Tokens of a chat answer whose request names no limit; `None`: what context and cache hold."""
 
     def __post_init__(self) -> None:
         if self.api_key is not None and not (self.api_key and self.api_key.isascii()):
             raise InputError("api_key must be a word of plain ASCII characters.")
         for name in ("max_body_bytes", "chat_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}, but it must be at least 1.")
 
 
 class Service:
@@ -226,7 +227,7 @@ def _api(service: Service) -> FastAPI:
     _add_errors(api)
     _add_api(api, service)
     _add_operations(api, service)
-    api.mount("/", StaticFiles(directory=LIVE_FOLDER, html=True), name="live")
+    _add_page(api)  # last: its names come after all others
     return api
 
 
@@ -260,6 +261,17 @@ def _add_api(app: FastAPI, service: Service) -> None:
         """The model, if that is its name."""
         service._check_name(name)
         return model()
+
+
+def _add_page(app: FastAPI) -> None:
+    files = StaticFiles(directory=LIVE_FOLDER)
+
+    # one folder and no mount: a mount at / would take wrong methods of other paths for its own
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    @app.api_route("/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+    async def page(request: Request, name: str = "index.html") -> Response:
+        """The live page and its files."""
+        return await files.get_response(name, request.scope)
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:

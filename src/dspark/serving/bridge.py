@@ -107,13 +107,7 @@ class Bridge:
 
     def gauges(self) -> Gauges:
         """What is true now."""
-        running = self._engine.num_running
-        return Gauges(
-            num_open=self._num_open,
-            num_running=running,
-            num_waiting=max(self._num_open - running, 0),
-            policy=self.policy,
-        )
+        return Gauges(num_open=self._num_open, load=self._engine.load, policy=self.policy)
 
     @property
     def policy(self) -> str:

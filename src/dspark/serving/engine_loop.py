@@ -12,6 +12,7 @@ from itertools import count
 
 from dspark.core import RoundResult, StepResult
 from dspark.engine.cycle import Cycle
+from dspark.engine.load import Load
 from dspark.engine.planner import Planner
 from dspark.errors import InputError
 from dspark.llm import LLM
@@ -58,9 +59,9 @@ class EngineLoop:
         return len(self._answers)
 
     @property
-    def num_running(self) -> int:
-        """Answers in the batch, the others wait for a place."""
-        return min(len(self._answers), self._llm.config.max_requests)
+    def load(self) -> Load:
+        """How busy the engine is."""
+        return self._cycle.load
 
     @property
     def planner(self) -> Planner:
@@ -170,8 +171,7 @@ class EngineLoop:
             step_number=self.meter.num_steps,
             now_s=now,
             seconds=seconds,
-            num_running=self.num_running,
-            num_waiting=len(self._answers) - self.num_running,
+            load=self._cycle.load,
             params_of=lambda request_id: self._answers[request_id].request.params,
         )
 

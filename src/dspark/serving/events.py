@@ -17,6 +17,7 @@ Then a `step` for each step of the engine:
      "seconds": 0.0123,               what the step took
      "predicted_seconds": 0.0119,     what the planner foretold, or null
      "running": 3, "waiting": 0,      answers in the batch; answers that wait for a place
+     "pages": [210, 31, 256],         of keys and values: free, kept for known words, all
      "prompt_tokens": 0,              tokens of prompts that ran in it
      "verify_tokens": 11,             anchors and drafts that ran in it
      "budget": 8,                     drafted tokens verified, all requests together
@@ -30,10 +31,11 @@ Then a `step` for each step of the engine:
         "offered": 7, "planned": 4, "accepted": 3,
         "survival": [0.93, 0.81, ..], chance that drafted tokens 1..k are all accepted, calibrated;
                                       one for each offered token, or null without confidences
-        "drafted": [" the", " end", ..],   text of the offered tokens, or null if not known
+        "drafted": [" the", " end", ..],   text of the offered tokens
         "tokens": [" the", " end", " of", " it"],   text of the committed tokens
         "origins": ["accepted", "accepted", "accepted", "corrected"],
                                       how each came: plain, accepted, corrected, bonus
+        "cached": 0,                  with "prefill": tokens of the prompt that were known already
         "finish": null}               or "stop", "length", "context"
      ]}
 
@@ -54,6 +56,7 @@ from dspark.algorithms.calibration import Calibration, SamplingClass
 from dspark.core import RoundResult, SamplingParams, StepResult
 from dspark.engine.adaptive_planner import AdaptivePlanner
 from dspark.engine.live_calibration import LiveCalibration
+from dspark.engine.load import Load
 from dspark.engine.planner import Planner
 from dspark.engine.prompt_lookup import PromptLookup
 from dspark.llm import LLM, PROMPT_LOOKUP
@@ -167,8 +170,7 @@ class Feed:
         step_number: int,
         now_s: float,
         seconds: float,
-        num_running: int,
-        num_waiting: int,
+        load: Load,
         params_of: Callable[[str], SamplingParams],
     ) -> str:
         """A step as its JSON fields, without braces. `params_of` knows the answers in it."""
@@ -188,8 +190,9 @@ class Feed:
                 "time": round(now_s, 4),
                 "seconds": round(seconds, 6),
                 "predicted_seconds": None if predicted is None else round(float(predicted), 6),
-                "running": num_running,
-                "waiting": num_waiting,
+                "running": load.num_decoding + load.num_reading,
+                "waiting": load.num_waiting,
+                "pages": [load.num_free_pages, load.num_cached_pages, load.num_pages],
                 "prompt_tokens": result.num_prompt_tokens,
                 "verify_tokens": result.num_verify_tokens,
                 "budget": sum(item.num_planned for item in result.rounds),
@@ -210,9 +213,10 @@ class Feed:
             "planned": item.num_planned,
             "accepted": item.num_accepted,
             "survival": self._survival(item, planner, params),
-            "drafted": None,
+            "drafted": self._texts(item.offered_ids),
             "tokens": self._texts(item.token_ids),
             "origins": [str(origin) for origin in item.origins],
+            "cached": item.num_cached,
             "finish": None if item.finish_reason is None else str(item.finish_reason),
         }
 

@@ -17,6 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from dspark.core import RoundResult, StepResult
+from dspark.engine.load import Load
 from dspark.engine.planner import Planner, PlanRecord
 from dspark.serving.answer import Answer
 from dspark.serving.histogram import Histogram
@@ -137,8 +138,7 @@ class Gauges:
 
     num_open: int
     """Answers that run or wait."""
-    num_running: int
-    num_waiting: int
+    load: Load
     policy: str
 
 
@@ -263,10 +263,28 @@ class Metrics(Collector):
 
     def _now(self) -> Iterator[Metric]:
         gauges = self._gauges()
+        load = gauges.load
+        yield _counter(
+            "cached_prompt_tokens",
+            "Tokens of prompts that were not read again.",
+            load.total_cached_tokens,
+        )
+        yield _counter(
+            "started_prompt_tokens",
+            "Tokens of prompts of all requests that started.",
+            load.total_prompt_tokens,
+        )
+        yield _counter(
+            "preemptions", "Requests that gave their pages to an older one.", load.total_sent_back
+        )
         for name, help_text, value in (
             ("open_answers", "Answers that run or wait.", gauges.num_open),
-            ("running_requests", "Requests in the engine's batch.", gauges.num_running),
-            ("waiting_requests", "Requests that wait for a place.", gauges.num_waiting),
+            ("reading_requests", "Requests whose prompt is read.", load.num_reading),
+            ("decoding_requests", "Requests that decode.", load.num_decoding),
+            ("waiting_requests", "Requests that wait for a place.", load.num_waiting),
+            ("free_pages", "Pages of keys and values with nothing in them.", load.num_free_pages),
+            ("cached_pages", "Pages kept for known words.", load.num_cached_pages),
+            ("pages", "Pages of keys and values.", load.num_pages),
         ):
             yield GaugeMetricFamily(f"dspark_{name}", help_text, value=value)
         policy = GaugeMetricFamily("dspark_policy_info", "The policy in force.", labels=["policy"])

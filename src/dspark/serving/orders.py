@@ -22,8 +22,8 @@ COMPLETION_TOKENS = 16
 class Limits:
     """What a request without limits of its own gets."""
 
-    chat_tokens: int = 1024
-    """Tokens of a chat answer, as far as the context goes."""
+    chat_tokens: int | None = None
+    """Tokens of a chat answer, as far as context and cache go; `None`: all of that."""
     deadline_s: float | None = None
     """Seconds until an answer is given up; a request may ask for less."""
 
@@ -58,7 +58,7 @@ class OrderDesk:
         body: ChatRequest | CompletionRequest,
         prompts: Sequence[Sequence[int]],
         *,
-        default: int,
+        default: int | None,
         order_id: str,
         now_s: float,
     ) -> Order:
@@ -82,7 +82,7 @@ class OrderDesk:
         )
 
     def _params(
-        self, body: ChatRequest | CompletionRequest, num_prompt: int, default: int
+        self, body: ChatRequest | CompletionRequest, num_prompt: int, default: int | None
     ) -> SamplingParams:
         max_draft = None
         min_tokens_per_s = None
@@ -118,18 +118,25 @@ class OrderDesk:
             max_tokens=self._most(body.most_tokens, num_prompt, default),
         )
 
-    def _most(self, asked: int | None, num_prompt: int, default: int) -> int:
+    def _most(self, asked: int | None, num_prompt: int, default: int | None) -> int:
         room = self._llm.target.spec.max_positions - num_prompt
         if room < 1 or (asked or 0) > room:
+            wish = "" if asked is None else f" and the answer asks for {asked}"
             raise Refusal(
                 400,
                 f"This model's context holds {num_prompt + room} tokens, but the prompt has "
-                f"{num_prompt} and the answer asks for {default if asked is None else asked}; "
-                "shorten the prompt or lower max_tokens.",
+                f"{num_prompt}{wish}; shorten the prompt or lower max_tokens.",
                 param="messages" if room < 1 else "max_tokens",
                 code="context_length_exceeded",
             )
-        return min(default, room) if asked is None else asked
+        if asked is not None:
+            return asked
+        pages = self._llm.config.num_positions // self._llm.config.page_size
+        held = pages * self._llm.config.page_size - num_prompt - self._llm.block_size
+        most = room if default is None else default
+        return max(
+            min(room, held, most), 1
+        )  # what the cache cannot hold at all, the engine refuses
 
     def _bias(self, bias: dict[str, float] | None) -> dict[int, float] | None:
         if bias is None:

@@ -4,8 +4,8 @@ Both read one `Stream` and notice at once when the client leaves. It knows no mo
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
-from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,6 +16,8 @@ from dspark.serving.refusals import Refusal
 from dspark.serving.stream import ClientGone, Stream
 from dspark.serving.wire import DONE, Writer
 from dspark.serving.work import Failure, Piece
+
+log = logging.getLogger("dspark.replies")
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -39,9 +41,6 @@ class Reply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it; the order is cancelled if the client leaves, whatever it waits for."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._stream.on_overflow = partial(_cancel, task)
         listener = asyncio.create_task(_departure(receive, self._stream.leave))
         try:
             if self._is_streamed:
@@ -86,11 +85,35 @@ class Reply(Response):
                 body += DONE
             if is_over:
                 self._tell_log(scope)
-            if body:
-                await send({"type": "http.response.body", "body": body, "more_body": not is_over})
+            if body and not await self._send_part(send, body, is_last=is_over):
+                return
             if is_over:
                 return
             items = await self._stream.get()
+
+    async def _send_part(self, send: Send, body: bytes, *, is_last: bool) -> bool:
+        """Send a part; false if the client did not read and lost its answer meanwhile."""
+        task = asyncio.current_task()
+        assert task is not None
+        was_cut = False
+
+        def cut() -> None:
+            nonlocal was_cut
+            was_cut = True
+            task.cancel()
+
+        self._stream.on_overflow = cut  # `send` waits for the client, as long as it likes
+        try:
+            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        except asyncio.CancelledError:
+            if not was_cut:
+                raise
+            task.uncancel()
+            log.warning("an answer was not read and is given up")
+            return False
+        finally:
+            self._stream.on_overflow = None
+        return True
 
     def _event(self, item: Piece | Failure) -> str:
         if isinstance(item, Failure):  # no [DONE] after it: the answer is not whole
@@ -105,10 +128,6 @@ class Reply(Response):
             "completion_tokens": usage["completion_tokens"],
             **usage["speculation"],
         }
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
 
 
 async def _departure(receive: Receive, then: Callable[[], None]) -> None:

@@ -15,8 +15,6 @@ from dspark.serving.work import Counts, Order, Piece
 from dspark.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
-_LOWEST = -9999.0
-"""Log-probability of what is impossible; JSON has no infinity."""
 _REASONS = {
     FinishReason.STOP: '"stop"',
     FinishReason.LENGTH: '"length"',
@@ -56,8 +54,11 @@ class Writer:
         )
         self._offsets: dict[int, int] = {}
         # answers to one prompt share its list of ids
-        prompts = {id(request.prompt_ids): request.prompt_ids for request in order.requests}
-        self._num_prompt = sum(map(len, prompts.values()))
+        firsts: dict[int, int] = {}
+        for i, request in enumerate(order.requests):
+            firsts.setdefault(id(request.prompt_ids), i)
+        self._firsts = list(firsts.values())
+        self._num_prompt = sum(len(order.requests[i].prompt_ids) for i in self._firsts)
 
     def chunk(self, piece: Piece) -> str:
         """A piece as an event of a stream; empty if there is nothing to tell yet."""
@@ -112,11 +113,12 @@ class Writer:
         for counts in self._counts.values():
             total.add(counts)
         num_prompt = self._num_prompt
+        found = [self._counts[i].num_cached for i in self._firsts if i in self._counts]
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": total.num_tokens,
             "total_tokens": num_prompt + total.num_tokens,
-            "prompt_tokens_details": {"cached_tokens": total.num_cached},
+            "prompt_tokens_details": {"cached_tokens": sum(found)},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": total.num_accepted,
                 "rejected_prediction_tokens": total.num_verified - total.num_accepted,
@@ -171,7 +173,7 @@ class Writer:
         data = self._tokenizer.token_bytes(token_id, keep_special=True)
         return {
             "token": data.decode("utf-8", errors="replace"),
-            "logprob": max(logprob, _LOWEST),
+            "logprob": logprob,
             "bytes": list(data),
         }
 
@@ -186,13 +188,13 @@ class Writer:
         self._offsets[index] = at
         return {
             "tokens": texts,
-            "token_logprobs": [max(item.chosen, _LOWEST) for _, item in found],
+            "token_logprobs": [item.chosen for _, item in found],
             "top_logprobs": [self._top(item) for _, item in found],
             "text_offset": offsets,
         }
 
     def _top(self, item: TokenLogprobs) -> Mapping[str, float]:
-        return {self._text(token): max(value, _LOWEST) for token, value in item.top}
+        return {self._text(token): value for token, value in item.top}
 
     def _text(self, token_id: int) -> str:
         data = self._tokenizer.token_bytes(token_id, keep_special=True)

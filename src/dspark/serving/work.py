@@ -5,7 +5,7 @@ An `Order` goes in: all answers that one HTTP request asks for. `Piece`s come ou
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -25,13 +25,12 @@ class Counts:
     """Tokens of the prompt whose keys and values were there already."""
 
     def add(self, other: "Counts") -> None:
-        """Of several answers together."""
+        """Of several answers together; what the cache knew is counted by prompt, not here."""
         self.num_tokens += other.num_tokens
         self.num_offered += other.num_offered
         self.num_verified += other.num_verified
         self.num_accepted += other.num_accepted
         self.num_rounds += other.num_rounds
-        self.num_cached += other.num_cached
 
 
 class Piece(NamedTuple):
@@ -74,4 +73,3 @@ class Order:
     """When it came, by the clock of the engine's thread."""
     deadline_s: float | None = None
     """When it fails if it is not over, by the same clock; `None`: never."""
-    num_cached: int = field(default=0)

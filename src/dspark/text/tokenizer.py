@@ -217,9 +217,14 @@ class Tokenizer:
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # the engine says whether a prompt is too long; the library would only warn
-        ids: list[int] = self._tokenizer.encode(
-            text, add_special_tokens=add_special_tokens, verbose=False
-        )
+        try:
+            ids: list[int] = self._tokenizer.encode(
+                text, add_special_tokens=add_special_tokens, verbose=False
+            )
+        except TypeError as error:  # Python strings can hold what no UTF-8 can
+            raise InputError(
+                "The text holds half of a surrogate pair, no character; send valid Unicode."
+            ) from error
         return list(ids)
 
     def _without_doubled_bos(self, ids: list[int]) -> list[int]:
