@@ -21,6 +21,7 @@ from dspark.errors import DSparkError, InputError
 from dspark.options import given, option
 from dspark.serve_bench_command import serve as bench_serve
 from dspark.serve_command import serve
+from dspark.soak_command import soak
 
 app = typer.Typer(
     name="dspark",
@@ -38,6 +39,7 @@ app.add_typer(bench, name="bench")
 app.command()(audit)
 app.command()(serve)
 bench.command("serve")(bench_serve)
+bench.command()(soak)
 
 TARGET_HELP = (
     "The model that answers: a directory, a hub name, a .gguf file, or the name of a small one "

@@ -47,6 +47,16 @@ class HttpApi:
         """The JSON object at `path`, such as /models."""
         return self._json("GET", path, None)
 
+    def page(self, path: str) -> str:
+        """The text at `path` of the server itself, such as /metrics."""
+        connection, response = self._open("GET", path, None, is_api=False)
+        try:
+            return response.read().decode(errors="replace")
+        except (OSError, HTTPException) as error:
+            raise _fault_of(error, self.url) from error
+        finally:
+            connection.close()
+
     def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The JSON object that answers `body`."""
         return self._json("POST", path, body)
@@ -76,7 +86,7 @@ class HttpApi:
         return found
 
     def _open(
-        self, method: str, path: str, body: Mapping[str, Any] | None
+        self, method: str, path: str, body: Mapping[str, Any] | None, *, is_api: bool = True
     ) -> tuple[HTTPConnection, HTTPResponse]:
         parts = urlsplit(self.url)
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
@@ -85,8 +95,7 @@ class HttpApi:
         headers = {"Content-Type": "application/json"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
-        base = parts.path.rstrip("/")
-        base = base if base.endswith("/v1") else f"{base}/v1"
+        base = parts.path.rstrip("/").removesuffix("/v1") + ("/v1" if is_api else "")
         content = None if body is None else json.dumps(body).encode()
         try:
             connection.request(method, base + path, content, headers)
