@@ -5,9 +5,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspark.algorithms.few_requests import admit_few, causal_few, foresee_few, free_few
-from dspark.algorithms.foresight import foresee
-from dspark.algorithms.prefix_scheduler import Choice, Limits, Prices, admit, causal, free
+from dspark.algorithms.few_requests import (
+    admit_few,
+    causal_few,
+    foresee_few,
+    free_few,
+    priced_few,
+)
+from dspark.algorithms.foresight import Worth, foresee
+from dspark.algorithms.prefix_scheduler import (
+    Choice,
+    Limits,
+    Prices,
+    admit,
+    causal,
+    free,
+    priced,
+)
 
 
 def drawn(num_requests: int, seed: int) -> tuple[np.random.Generator, np.ndarray, Prices]:
@@ -28,9 +42,13 @@ def test_searches_find_the_same_lengths(num_requests: int, seed: int) -> None:
     caps_R = rng.integers(0, 4, num_requests)
     limits = Limits(caps_R=caps_R)
     rows, caps, seconds = survival_RK.tolist(), caps_R.tolist(), prices.seconds_B.tolist()
-    assert (
-        free_few(rows, seconds, caps, num_requests) == free(survival_RK, prices, limits)[1].tolist()
-    )
+    for worth in (0.5, 1.0, 3.0):
+        expected = free(survival_RK, prices, limits, worth=worth)[1].tolist()
+        assert free_few(rows, seconds, caps, worth=worth) == expected
+    for price in (0.0, 0.25, 0.3):
+        assert priced_few(rows, caps, price=price) == (
+            priced(survival_RK, caps_R, price=price).tolist()
+        )
     assert (
         causal_few(rows, seconds, caps, num_requests)
         == causal(survival_RK, prices, limits)[1].tolist()
@@ -41,15 +59,19 @@ def test_searches_find_the_same_lengths(num_requests: int, seed: int) -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**32 - 1))
-def test_foresight_is_the_same(num_requests: int, num_scenarios: int, seed: int) -> None:
-    rng, _, prices = drawn(num_requests, seed)
-    survival_SRK = rng.random((num_scenarios, num_requests, 3)).cumprod(2).astype(np.float32)
+def test_foresight_is_the_same(num_requests: int, num_blocks: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    blocks_RHK = rng.random((num_requests, num_blocks, 3)).cumprod(2).astype(np.float32)
     caps_R = rng.integers(0, 4, num_requests)
-    found = foresee_few(
-        survival_SRK.tolist(), prices.seconds_B.tolist(), caps_R.tolist(), num_requests
+    head_start_R = rng.uniform(-0.2, 0.0, num_requests)
+    worth = Worth(
+        second=2.0,
+        token_seconds=rng.uniform(0.0, 0.3),
+        draft_seconds_N=[0.0, *(0.1 + 0.1 * np.arange(num_requests))],
     )
-    expected = foresee(survival_SRK, prices, caps_R)
-    assert found.budget == expected.budget
-    assert found.rate == pytest.approx(expected.rate, rel=1e-5)
-    assert found.fixed_rate == pytest.approx(expected.fixed_rate, rel=1e-5)
-    np.testing.assert_allclose(found.rates_B, expected.rates_B, rtol=1e-5)
+    found = foresee_few(blocks_RHK.tolist(), worth, caps_R.tolist(), head_start=head_start_R)
+    expected = foresee(blocks_RHK, worth, caps_R, head_start_R=head_start_R)
+    assert found.drafting == expected.drafting
+    assert found.verified == pytest.approx(expected.verified)
+    assert found.accepted == pytest.approx(expected.accepted, rel=1e-5)
+    np.testing.assert_allclose(found.gains_R, expected.gains_R, atol=1e-6)

@@ -9,51 +9,52 @@ def row(value: float) -> np.ndarray:
     return np.full((1, 3), value, dtype=np.float32)
 
 
-def test_a_request_has_its_own_rows_and_a_new_one_those_of_others() -> None:
+def values(history: SurvivalHistory, slot: int) -> list[float]:
+    return sorted(history.blocks([slot])[0, :, 0].tolist())
+
+
+def test_a_request_has_its_own_rows_and_a_new_one_the_first_rows_of_others() -> None:
     history = SurvivalHistory(3)
     history.begin(0)
-    assert (history.scenarios([0])[:, 0, 0] > 0.5).all()  # drafting is tried first
-    for index in range(DEPTH):
-        history.add([0], row(0.01 * index))
+    assert min(values(history, 0)) > 0.5  # drafting is tried first
+    for index in range(5 * DEPTH):
+        history.add([0], row(0.01 if index < 4 else 0.4))
+    assert values(history, 0) == [np.float32(0.4)] * DEPTH
     history.begin(2)
-    assert sorted(history.scenarios([2])[:, 0, 0].tolist()) == sorted(
-        history.scenarios([0])[:, 0, 0].tolist()
-    )
-    for _ in range(DEPTH):
-        history.add([2], row(0.9))
-    assert history.scenarios([2]).min() == np.float32(0.9)
-    np.testing.assert_allclose(history.means([0, 2])[1], 0.9, rtol=1e-6)
-    assert history.scenarios([0]).max() < 0.1
+    found = values(history, 2)
+    assert found.count(np.float32(0.01)) == 4
+    assert np.float32(0.4) not in found
 
 
-def test_many_requests_show_their_latest_rows() -> None:
+def test_half_of_the_rows_are_the_latest_and_the_others_older() -> None:
     history = SurvivalHistory(3)
-    slots = list(range(DEPTH))
-    for slot in slots:
-        history.begin(slot)
-    rows = np.arange(3 * DEPTH, dtype=np.float32).reshape(DEPTH, 3)
-    history.add(slots, rows / 100)
-    history.add(slots, rows)
-    found = history.scenarios(slots)
-    assert found.shape == (1, DEPTH, 3)
-    np.testing.assert_array_equal(found[0], rows)
-    pair = history.scenarios([1, 5])
-    assert pair.shape == (DEPTH // 2, 2, 3)
-    np.testing.assert_array_equal(pair[0], rows[[1, 5]])
-    np.testing.assert_allclose(pair[1], rows[[1, 5]] / 100)
+    history.begin(0)
+    for index in range(100):
+        history.add([0], row(index / 1000))
+    found = np.array(values(history, 0)) * 1000
+    latest = np.arange(100 - DEPTH // 2, 100)
+    older = np.arange(68, 100, 4)
+    np.testing.assert_allclose(found, sorted([*latest, *older]), rtol=1e-5)
 
 
-def test_rows_of_few_requests_are_kept_as_those_of_many() -> None:
+def test_rows_of_lists_and_of_arrays_are_kept_alike() -> None:
     one, many = SurvivalHistory(3), SurvivalHistory(3)
     rng = np.random.default_rng(0)
     for history in (one, many):
-        history.begin(0)
-        history.begin(1)
+        for slot in range(3):
+            history.begin(slot)
     for _ in range(DEPTH + 3):
         rows = rng.random((2, 3)).astype(np.float32)
-        one.add_few([(0, rows[0].tolist()), (1, rows[1].tolist())])
-        many.add([0, 1], rows)
+        one.add([0, 2], rows.tolist())
+        many.add([0, 2], rows)
     for history in (one, many):
-        history.begin(2)
-    np.testing.assert_array_equal(one.scenarios([0, 1]), many.scenarios([0, 1]))
-    np.testing.assert_array_equal(one.means([2]), many.means([2]))
+        history.begin(1)
+    np.testing.assert_array_equal(one.blocks([0, 1, 2]), many.blocks([0, 1, 2]))
+
+
+def test_blocks_are_copies() -> None:
+    history = SurvivalHistory(3)
+    history.begin(0)
+    before = history.blocks([0])
+    before[:] = 0.0
+    assert min(values(history, 0)) > 0.5

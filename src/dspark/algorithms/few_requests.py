@@ -1,69 +1,83 @@
 """Foresight and the searches for few requests, in plain arithmetic.
 
-The same numbers as `foresight.foresee` and `prefix_scheduler.free`, `causal` and `admit` without
-floors: for a handful of candidates a call for an array costs more than the arithmetic, and a step
-of one request lasts only milliseconds. It knows survivals, seconds and caps.
-Letters: S scenarios, R requests, K positions, J candidates, B budgets 0, 1, ..
+The same numbers as `foresight.foresee` and `prefix_scheduler.free`, `priced`, `causal` and `admit`
+without floors: for a handful of candidates a call for an array costs more than the arithmetic, and
+a step of one request lasts only milliseconds. It knows survivals, seconds and caps.
+Letters: H recent blocks, R requests, K positions, J candidates, B budgets 0, 1, ..
 """
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from dspark.algorithms.foresight import Foresight
+from dspark.algorithms.foresight import Foresight, Worth
 
 Rows = Sequence[Sequence[float]]
 """Survivals of each request: [R][K]."""
 
 
 def foresee_few(
-    rows_SR: Sequence[Rows], seconds_B: Sequence[float], caps: Sequence[int], num_certain: int
+    blocks: Sequence[Rows],
+    worth: Worth,
+    caps: Sequence[int],
+    *,
+    head_start: Sequence[float] | None = None,
 ) -> Foresight:
-    """`foresight.foresee` over scenarios [S][R][K]; `caps` 0 for requests that do not draft."""
-    num_budgets = min(sum(caps) + 1, len(seconds_B))
-    totals_B = [0.0] * num_budgets
-    best_tokens = best_seconds = 0.0
-    for rows in rows_SR:
-        falling = sorted(
-            (value for row, cap in zip(rows, caps, strict=True) for value in row[:cap]),
-            reverse=True,
-        )
-        tokens, best_rate, pair = float(num_certain), -1.0, (0.0, 0.0)
-        for budget in range(num_budgets):
-            if budget:
-                tokens += falling[budget - 1]
-            totals_B[budget] += tokens
-            seconds = seconds_B[budget]
-            if tokens > best_rate * seconds:
-                best_rate, pair = tokens / seconds, (tokens, seconds)
-        best_tokens += pair[0]
-        best_seconds += pair[1]
-    rates_B = [
-        total / (len(rows_SR) * seconds)
-        for total, seconds in zip(totals_B, seconds_B, strict=False)
-    ]
-    fixed_rate = max(rates_B)
+    """`foresight.foresee` over recent blocks [R][H][K]."""
+    price, gains, verified = worth.price, [], []
+    for rows, cap in zip(blocks, caps, strict=True):
+        gain, count = 0.0, 0
+        for row in rows:
+            for value in row[:cap]:
+                if value <= price:
+                    break
+                gain += value - price
+                count += 1
+        gains.append(gain / len(rows))
+        verified.append(count / len(rows))
+    ranked = gains
+    if head_start is not None:
+        ranked = [gain + more for gain, more in zip(gains, head_start, strict=True)]
+    order = sorted((r for r, cap in enumerate(caps) if cap > 0), key=lambda r: -ranked[r])
+    best, best_net, total = 0, 0.0, 0.0
+    for count, r in enumerate(order, start=1):
+        total += ranked[r]
+        net = total - worth.second * worth.draft_seconds_N[count]
+        if net > best_net:
+            best, best_net = count, net
+    chosen = sorted(order[:best])
+    num_verified = sum(verified[r] for r in chosen)
     return Foresight(
-        budget=rates_B.index(fixed_rate),
-        rate=best_tokens / best_seconds,
-        fixed_rate=fixed_rate,
-        rates_B=np.array(rates_B),
+        drafting=chosen,
+        verified=num_verified,
+        accepted=sum(gains[r] for r in chosen) + price * num_verified,
+        gains_R=gains,
     )
 
 
 def free_few(
-    rows: Rows, seconds_B: Sequence[float], caps: Sequence[int], num_certain: int
+    rows: Rows, seconds_B: Sequence[float], caps: Sequence[int], *, worth: float
 ) -> list[int]:
-    """`prefix_scheduler.free` of a drafted block: lengths of each request."""
+    """`prefix_scheduler.free` at the worth of a second: lengths of each request."""
     candidates = _candidates(rows, caps)
-    tokens = float(num_certain)
-    best, best_rate = 0, tokens / seconds_B[0]
+    best, tokens, least = 0, 0.0, worth * seconds_B[0]
     for budget, (value, _, _) in enumerate(candidates[: len(seconds_B) - 1], start=1):
         tokens -= value
-        rate = tokens / seconds_B[budget]
-        if rate > best_rate:
-            best, best_rate = budget, rate
+        loss = worth * seconds_B[budget] - tokens
+        if loss < least:
+            best, least = budget, loss
     return _lengths(candidates, best, len(rows))
+
+
+def priced_few(rows: Rows, caps: Sequence[int], *, price: float) -> list[int]:
+    """`prefix_scheduler.priced`: lengths of each request."""
+    lengths = []
+    for row, cap in zip(rows, caps, strict=True):
+        length = 0
+        for value in row[:cap]:
+            if value <= price:
+                break
+            length += 1
+        lengths.append(length)
+    return lengths
 
 
 def causal_few(

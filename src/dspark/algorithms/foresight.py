@@ -1,68 +1,90 @@
-"""What drafting is expected to yield in a step, before its block is drawn: from recent blocks.
-It knows survivals and prices; which requests draft is for the caller to say.
+"""Whose drafts are expected to pay in a step, before its block is drawn: from recent blocks.
+It knows survivals and seconds; nothing of the block to come takes part, so that a choice made from
+it is exact under every coupling (Section 5.2).
 
-Each of S scenarios holds one recent row of survivals for every request. The best budget is
-searched in each scenario on its own: a mean row would hide that confident blocks are verified deep
-and doubtful ones hardly. Nothing of the block to come takes part, so that a choice made from it is
-exact under every coupling (Section 5.2).
-Letters: S scenarios, R requests, K positions, B budgets 0, 1, ..
+A second has a worth: the tokens that the service makes of it in the long run. Then
+
+    gain of a step    its tokens - worth * its seconds
+
+is what a policy has to maximise in every step. The rate of the single step, tokens / seconds, is
+maximal elsewhere: it verifies too much where the step is slow anyway (a doubtful block, a prompt
+in the same pass) and too little where it goes well. At the highest rate that can be had in the
+long run the largest gain is 0 (Dinkelbach 1967).
+
+A request drafts if its recent blocks, each cut where its gain was largest, earned more than the
+drafter's part costs.
+Letters: H recent blocks of a request, R requests, K positions, N 0..R requests that draft.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from dspark.algorithms.prefix_scheduler import Prices
 from dspark.algorithms.ranking import Floats, Ints
+
+Blocks = npt.NDArray[np.float32]
+"""Survivals of recent blocks: [R, H, K]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """What drafting has to be weighed against; known before the draft."""
+
+    second: float
+    """Tokens that a second is worth."""
+    token_seconds: float
+    """What one more token in the pass costs."""
+    draft_seconds_N: Sequence[float]
+    """The drafter's part for 0, 1, .. requests; nothing for 0."""
+
+    @property
+    def price(self) -> float:
+        """The survival from which a drafted token is worth its verification."""
+        return self.second * self.token_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foresight:
-    """What a step that drafts is expected to give."""
+    """What drafting is expected to bring."""
 
-    budget: int
-    """The best one for all scenarios together."""
-    rate: float
-    """Tokens per second with the best budget of each scenario: what a plan that sees the block's
-    own confidences can reach."""
-    fixed_rate: float
-    """The same with one budget for all of them: `budget`."""
-    rates_B: Floats
-    """Theta by budget, the mean of the scenarios."""
+    drafting: Sequence[int]
+    """The requests for which it pays, rising."""
+    verified: float
+    """Drafted tokens that they will have verified, on average."""
+    accepted: float
+    """Those of them that survive."""
+    gains_R: Sequence[float]
+    """Tokens that each request's blocks gain beyond what their verification is worth."""
 
 
-def foresee(survival_SRK: npt.NDArray[np.float32], prices: Prices, caps_R: Ints) -> Foresight:
-    """Rates over the scenarios; `caps_R` 0 for requests that do not draft."""
-    tokens_SB = _tokens(survival_SRK, prices.num_certain, caps_R)
-    seconds_B = prices.seconds_B[: tokens_SB.shape[1]]
-    tokens_SB = tokens_SB[:, : len(seconds_B)]
-    best_S = (tokens_SB / seconds_B).argmax(1)
-    num_scenarios = len(tokens_SB)
-    tokens = tokens_SB[np.arange(num_scenarios), best_S].sum()
-    rates_B = tokens_SB.sum(0) / (num_scenarios * seconds_B)
-    budget = int(rates_B.argmax())
+def foresee(
+    blocks_RHK: Blocks, worth: Worth, caps_R: Ints, *, head_start_R: Floats | None = None
+) -> Foresight:
+    """Who should draft; `caps_R` 0 for requests that cannot.
+
+    `head_start_R`: gain that each is given beforehand, so that noise does not change who drafts.
+    """
+    num_requests, num_blocks, block_size = blocks_RHK.shape
+    over_RHK = blocks_RHK - np.float32(worth.price)
+    if int(caps_R.min(initial=block_size)) < block_size:
+        over_RHK = np.where(np.arange(block_size) < caps_R[:, None, None], over_RHK, -1.0)
+    # over falls along a block, so the best cut keeps just what is positive
+    kept_RHK = over_RHK > 0.0
+    gains_R = np.where(kept_RHK, over_RHK, np.float32(0.0)).sum((1, 2)) / num_blocks
+    verified_R = kept_RHK.sum((1, 2)) / num_blocks
+    ranked_R = gains_R if head_start_R is None else gains_R + head_start_R
+    order_R = np.argsort(-ranked_R, kind="stable")
+    drafts_N = np.asarray(worth.draft_seconds_N)[: num_requests + 1]
+    net_N = -worth.second * drafts_N
+    net_N[1:] += np.cumsum(ranked_R[order_R])
+    able = int(np.count_nonzero(caps_R))
+    chosen_R = np.sort(order_R[: int(net_N[: able + 1].argmax())])
+    verified = float(verified_R[chosen_R].sum())
     return Foresight(
-        budget=budget,
-        rate=float(tokens / seconds_B[best_S].sum()),
-        fixed_rate=float(rates_B[budget]),
-        rates_B=rates_B,
+        drafting=chosen_R.tolist(),
+        verified=verified,
+        accepted=float(gains_R[chosen_R].sum()) + worth.price * verified,
+        gains_R=gains_R.tolist(),
     )
-
-
-def _tokens(
-    survival_SRK: npt.NDArray[np.float32], num_certain: int, caps_R: Ints
-) -> npt.NDArray[np.float32]:
-    """Expected tokens by budget when the likeliest are verified first: [S, B]."""
-    num_scenarios, num_requests, block_size = survival_SRK.shape
-    if num_requests == 1:  # in order as they are
-        falling_SJ = survival_SRK[:, 0, : caps_R[0]]
-    else:
-        kept_SRK = survival_SRK * (np.arange(block_size) < caps_R[:, None])
-        rising_SJ = np.sort(kept_SRK.reshape(num_scenarios, -1), axis=1)
-        falling_SJ = rising_SJ[:, ::-1][:, : int(caps_R.sum())]
-    tokens_SB = np.empty((num_scenarios, falling_SJ.shape[1] + 1), dtype=np.float32)
-    tokens_SB[:, 0] = num_certain
-    np.cumsum(falling_SJ, axis=1, out=tokens_SB[:, 1:])
-    tokens_SB[:, 1:] += num_certain
-    return tokens_SB

@@ -1,8 +1,9 @@
 """Policies by name: the prefix scheduler's own, and the baselines that it is compared with.
 They know confidences and how many requests there are, nothing of what a step costs.
 
-    auto              Adaptive: the prefix scheduler; auto:causal, auto:delayed and auto:free name
-                      the search, which is otherwise the best one that is exact in a step
+    auto              Adaptive: the prefix scheduler; auto:causal, auto:delayed, auto:free and
+                      auto:priced name the search, which is otherwise the best one that is exact in
+                      a step
     none              FixedWidth(width=0): plain decoding
     fixed, fixed:K    FixedWidth: the whole block, or K tokens of it
     mtp1              FixedWidth(width=1)
@@ -35,6 +36,7 @@ class Search(StrEnum):
     CAUSAL = "causal"
     DELAYED = "delayed"
     FREE = "free"
+    PRICED = "priced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +44,11 @@ class Adaptive:
     """The prefix scheduler: what is verified follows confidences, load and measured costs."""
 
     search: Search | None = None
-    """`None`: free where the text does not depend on it, else causal for few requests and delayed
-    for many. Free asks for that in every step; others are exact in all."""
+    """`None`: free where the text does not depend on it, else priced. Free asks for that in every
+    step; others are exact in all."""
     share: float = 0.02
-    """Rounds that are verified in full, whatever they cost, so that calibration sees all."""
+    """Rounds that are verified in full, whatever they cost, so that calibration sees all; fewer of
+    each request where there are many."""
     margin: float = 0.02
     """Predicted gain below which drafting is not switched on or off, nor a budget changed."""
 

@@ -3,6 +3,10 @@ It knows survivals, seconds and limits, neither tokens nor models nor what a ste
 
     Theta(b) = (num_certain + the b largest survivals) / seconds(b)       tokens per second
 
+or, where a second of the service is worth so many tokens (`foresight`), a step's gain
+
+    tokens(b) - worth * seconds(b)
+
 A survival a_{r,j} does not grow with j, so that the b best candidates are prefixes of their
 requests. Which of the searches is exact depends on the coupling (method section 5):
 
@@ -15,8 +19,11 @@ requests. Which of the searches is exact depends on the coupling (method section
                     and for greedy requests alone, whose text does not depend on what is verified:
                     under maximal coupling it favours tokens with promising successors
                     (Appendix A).
+    priced          every token whose survival is above a price that was known before the block
+                    was drawn. Exact under every coupling, and `free`'s choice where each token of
+                    the pass costs the same.
 
-Why the first two are exact: whether (r, k) is verified must not depend on the value of x_{r,k},
+Why all but `free` are exact: whether (r, k) is verified must not depend on the value of x_{r,k},
 and that shows in a_{r,j} for j > k only. Everything that decides about (r, k) stands before it in
 the ranking, its successors stand behind it.
 Letters: R requests, K positions, J candidates, B budgets 0..J.
@@ -127,13 +134,43 @@ def admit(survival_RK: Survivals, choice: Choice, caps_R: Ints) -> Ints:
     return rank(survival_RK, caps_R, choice.least_R).lengths(choice.budget)
 
 
-def free(survival_RK: Survivals, prices: Prices, limits: Limits) -> tuple[Choice, Ints]:
+def free(
+    survival_RK: Survivals, prices: Prices, limits: Limits, *, worth: float | None = None
+) -> tuple[Choice, Ints]:
     """The highest Theta over the survivals of the block at hand: the choice, and lengths [R].
 
-    Only for requests whose text does not depend on what is verified (see the top).
+    With the `worth` of a second in tokens, the highest gain instead (without floors only). Only
+    for requests whose text does not depend on what is verified (see the top).
     """
-    choice, ranking = _best(survival_RK, prices, limits, incumbent=None, margin=0.0)
+    if worth is None:
+        choice, ranking = _best(survival_RK, prices, limits, incumbent=None, margin=0.0)
+    else:
+        choice, ranking = _most_gain(survival_RK, prices, limits, worth)
     return choice, ranking.lengths(choice.budget)
+
+
+def priced(survival_RK: Survivals, caps_R: Ints, *, price: float) -> Ints:
+    """Lengths [R]: all tokens within the caps that survive with a chance above `price`."""
+    lengths_R: Ints = np.minimum((survival_RK > np.float32(price)).sum(1), caps_R)
+    return lengths_R
+
+
+def _most_gain(
+    survival_RK: Survivals, prices: Prices, limits: Limits, worth: float
+) -> tuple[Choice, Ranking]:
+    ranking = rank(survival_RK, limits.caps_R)
+    tokens_B = ranking.tokens(prices.num_certain)[: len(prices.seconds_B)]
+    seconds_B = prices.seconds_B[: len(tokens_B)]
+    budget = int(np.argmax(tokens_B - worth * seconds_B))
+    rates_B = tokens_B / seconds_B
+    choice = Choice(
+        budget=budget,
+        least_R=None,
+        rate=float(rates_B[budget]),
+        plain_rate=None,
+        rates_B=rates_B,
+    )
+    return choice, ranking
 
 
 def _best(

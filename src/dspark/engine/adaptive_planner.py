@@ -1,9 +1,12 @@
 """The prefix scheduler at work: whether a step drafts, for whom, and how much of it is verified.
 
-Before the block is drawn, recent survivals and step costs say whether drafting beats plain
-decoding, and what the budget is. The block's own confidences then fill it (`delayed`), or decide
-it where that is exact (`causal`; `free` if the text of no request depends on what is verified).
-It keeps what it learns: survivals by request, calibration, costs. It knows no token and no clock.
+Before a block is drawn, recent blocks and step costs say for whom drafting pays, and what a token
+of the pass is worth (`algorithms.foresight`). The block's own confidences then say which of its
+tokens are. It keeps what it learns: survivals by request, calibration, costs, the going rate. It
+knows no token and no clock.
+
+Most of its work is done once for several steps: what a decision looks at is older than the block
+anyway, and between two steps all code has left the caches of the processor.
 """
 
 from collections import deque
@@ -12,10 +15,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dspark.algorithms.calibration import Calibration, Logits, SamplingClass
-from dspark.algorithms.few_requests import admit_few, causal_few, foresee_few, free_few
-from dspark.algorithms.foresight import Foresight, foresee
-from dspark.algorithms.online_calibration import next_explored
+from dspark.algorithms.calibration import Calibration, Logits
+from dspark.algorithms.few_requests import (
+    Rows,
+    admit_few,
+    causal_few,
+    foresee_few,
+    free_few,
+    priced_few,
+)
+from dspark.algorithms.foresight import Blocks, Foresight, Worth, foresee
 from dspark.algorithms.policies import Adaptive, Search
 from dspark.algorithms.prefix_scheduler import (
     Choice,
@@ -25,57 +34,50 @@ from dspark.algorithms.prefix_scheduler import (
     causal,
     choose_budget,
     free,
+    priced,
 )
-from dspark.algorithms.ranking import Survivals
+from dspark.algorithms.ranking import Floats, Survivals
 from dspark.algorithms.step_cost import StepCost
-from dspark.core import Coupling, SamplingParams, VerifyPlan
+from dspark.core import SamplingParams, VerifyPlan
+from dspark.engine.crew import Crew, Member
+from dspark.engine.going_rate import GoingRate
+from dspark.engine.hindsight import Hindsight
 from dspark.engine.live_calibration import LiveCalibration
-from dspark.engine.live_costs import LiveCosts
-from dspark.engine.planner import NUM_RECORDS, Outcome, Outlook, PlanRecord
-from dspark.engine.probes import Probes
+from dspark.engine.live_costs import LiveCosts, StepSeconds
+from dspark.engine.planner import NUM_RECORDS, Curve, Outcome, Outlook, PlanRecord
+from dspark.engine.probes import MOST_PROBED, Probes
 from dspark.engine.survival_history import SurvivalHistory
 
-_CAUSAL_UP_TO = 4
-"""Requests: the confidences of a few say more about their own step than the budget of the last."""
-_FEW = 4
-"""Requests up to which plain arithmetic beats calls for arrays."""
-_HOLDS, _HOLDS_FOR_MANY = 4, 2
-"""Steps that one decision serves while nothing but blocks changes: it looks at older ones only."""
-_TAKEN_IN_AT = 8
-"""Outcomes that are taken in together, at most: the code is fetched once for all of them."""
-_PROBED = 8
-"""Requests that a probe drafts for, at most, in turn."""
-_REFRESH_EVERY = 16
-"""Steps after which requests that were left out draft again."""
-
-
-@dataclass(slots=True)
-class _Slot:
-    """What is kept of a request besides its survivals."""
-
-    sampling_class: int
-    has_fixed_text: bool
-    """Whether its text does not depend on what is verified."""
-    floor: float
-    seed: int
-    explored: int
-    """The next round that is verified in full."""
+_FEW, _FEW_BLOCKS = 16, 4
+"""Requests up to which plain arithmetic beats calls for arrays: of one block, of recent ones."""
+_HOLDS, _RESTS = 8, 16
+"""Steps that a decision to draft, or not to, serves while the requests stay the same."""
+_FIRST_STEPS, _HOLDS_FIRST = 64, 4
+"""So many steps of a service learn faster."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Decision:
-    """What is settled before a block is drawn; it may serve several steps."""
+    """What is settled before a block is drawn."""
 
-    caps: list[int]
+    crew: Crew
+    has_prompts: bool
     drafting: Sequence[int]
-    """Rows of the requests that draft."""
-    prices: Prices | None
-    choice: Choice | None
-    why: str
-    search: Search = Search.CAUSAL
-    floors_R: np.ndarray | None = None
-    seconds_B: Sequence[float] = ()
-    """Those of the prices, of few requests without floors; otherwise empty."""
+    """Indices of the requests that draft."""
+    probed: Sequence[int] = ()
+    """Those of them for which it is not expected to pay."""
+    seconds: StepSeconds
+    worth: Worth
+    plain_rate: float
+    search: Search
+    choice: Choice | None = None
+    """Where the search needs a budget or floors."""
+    trust_R: Sequence[float] = ()
+    """Factor on survivals; empty: all are believed."""
+    curve: Curve | None = None
+    verify_B: Sequence[float] = ()
+    """Seconds as plain numbers, for few requests."""
+    steps_left: int = 0
 
 
 @dataclass(slots=True)
@@ -84,11 +86,14 @@ class _Step:
 
     outlook: Outlook
     decision: _Decision
+    caps: Sequence[int]
+    drafting: Sequence[int]
     lengths: Sequence[int]
-    planned: Sequence[int]
+    planned: Sequence[int] = ()
     """Lengths without what was explored."""
     logits_RK: Logits | None = None
-    expected: float = 0.0
+    expected_R: Sequence[float] = ()
+    """Drafted tokens expected to be accepted."""
 
 
 class AdaptivePlanner:
@@ -104,55 +109,49 @@ class AdaptivePlanner:
     ) -> None:
         """`calibration` `None` believes the drafter's own confidences."""
         self.policy = policy
-        self._records: deque[PlanRecord] = deque(maxlen=NUM_RECORDS)
-        self._pending: list[tuple[_Step, Outcome]] = []
+        self.records: deque[PlanRecord] = deque(maxlen=NUM_RECORDS)
         self.costs = LiveCosts(cost)
         base = Calibration.identity(block_size) if calibration is None else calibration
         self.calibration = LiveCalibration(base, share=policy.share)
         self._blind: LiveCalibration | None = None  # for blocks without confidences
         self._block_size = block_size
         self._history = SurvivalHistory(block_size)
+        self._going = GoingRate()
+        self._hindsight = [Hindsight() for _ in range(LiveCalibration.NUM_CLASSES)]
         self._probes = Probes()
-        self._slots: dict[int, _Slot] = {}
-        self._is_drafting = True
+        self._members: dict[int, Member] = {}
+        self._did_draft: set[int] = set()
+        self._pending: list[tuple[_Step, Outcome]] = []
         self._budget: int | None = None
-        self._steps_left_out = 0
-        self._quarters = 4
-        self._looks_wider = False
-        self._next_probed = 0
+        self._num_steps = 0
         self._step: _Step | None = None
-        self._rested: _Decision | None = None  # the decision that drafting does not pay
         self._held: _Decision | None = None
-        self._held_for: tuple[object, ...] = ()
-        self._steps_held = 0
-
-    @property
-    def records(self) -> deque[PlanRecord]:
-        """The last steps."""
-        self._take_in()
-        return self._records
 
     def begin(self, slot: int, params: SamplingParams, seed: int) -> None:
         """A new request takes this place."""
         self._take_in()
-        is_shared = params.effective_coupling is Coupling.SHARED_NOISE
-        self._slots[slot] = _Slot(
-            sampling_class=LiveCalibration.index(SamplingClass.of(params)),
-            has_fixed_text=params.is_greedy or is_shared,
-            floor=params.min_tokens_per_s,
-            seed=seed,
-            explored=next_explored(seed, 0, self.policy.share),
-        )
+        self._members[slot] = Member.of(params, seed, self.policy.share)
         self._history.begin(slot)
-        self._rested = self._held = None
-        self._probes.begin()
+        self._probes.begin(slot)
+        self._did_draft.discard(slot)
+        self._held = None
 
     def caps(self, outlook: Outlook) -> list[int]:
         """Whole blocks for the requests that draft in this step, 0 for the others."""
         decision = self._decision(outlook)
-        none = [0] * len(decision.caps)
-        self._step = _Step(outlook, decision, lengths=none, planned=none)
-        return decision.caps
+        widths, size = outlook.max_widths, self._block_size
+        none = [0] * len(widths)
+        caps, drafting = none, decision.drafting
+        if len(drafting) == len(widths):
+            caps = [width if width < size else size for width in widths]
+        elif drafting:
+            caps = list(none)
+            for r in drafting:
+                caps[r] = min(widths[r], size)
+        if drafting and not all(caps):
+            drafting = [r for r in drafting if caps[r]]
+        self._step = _Step(outlook, decision, caps=caps, drafting=drafting, lengths=none)
+        return caps
 
     def plan(self, logits_RK: Logits | None, caps: Sequence[int]) -> VerifyPlan:
         """Lengths by the block's own survivals, within what was chosen before it."""
@@ -164,295 +163,293 @@ class AdaptivePlanner:
                 self._blind = LiveCalibration.without_head(
                     self._block_size, share=self.policy.share
                 )
-        step.logits_RK = logits_RK
-        if step.decision.seconds_B:
-            self._plan_few(step, logits_RK, caps)
+        step.logits_RK, step.caps = logits_RK, caps
+        if step.decision.verify_B:
+            self._plan_few(step, logits_RK)
         else:
-            self._plan_many(step, logits_RK, caps)
+            self._plan_many(step, logits_RK)
         return VerifyPlan(lengths=step.lengths)
 
     def observe(self, outcome: Outcome) -> None:
         """What was accepted and how long it took."""
         step, self._step = self._step, None
         assert step is not None
+        self._num_steps += 1
+        self._probes.earn(len(outcome.accepted) + sum(outcome.accepted))
+        self.records.append(self._record(step, outcome))
         self._pending.append((step, outcome))
-        if len(self._pending) >= _TAKEN_IN_AT:
+        if len(self._pending) >= _RESTS:
             self._take_in()
 
-    def _plan_few(self, step: _Step, logits_RK: Logits, caps: Sequence[int]) -> None:
-        decision, slots = step.decision, step.outlook.slots
-        classes = [self._slots[slot].sampling_class for slot in slots]
-        rows = self._calibration_in_use().survival_few(logits_RK.tolist(), classes)
-        self._history.add_few([(slots[r], rows[r]) for r in decision.drafting])
-        seconds_B, num_certain = decision.seconds_B, step.outlook.num_certain
-        if decision.why == "probe":
-            found = foresee_few([rows], seconds_B, decision.caps, num_certain)
-            self._probes.found(pays=found.rate > self._plain_rate(decision))
+    def _plan_few(self, step: _Step, logits_RK: Logits) -> None:
+        decision, caps = step.decision, step.caps
+        crew, drafting = decision.crew, step.drafting
+        rows = self._calibration_in_use().survival_few(logits_RK.tolist(), crew.classes)
+        if len(drafting) == len(rows):
+            self._history.add(crew.slots, rows)
+        else:
+            self._history.add([crew.slots[r] for r in drafting], [rows[r] for r in drafting])
+        if decision.trust_R:
+            trusts = zip(rows, decision.trust_R, strict=True)
+            rows = [[trust * value for value in row] for row, trust in trusts]
+        step.planned = self._search_few(decision, rows, caps)
+        step.lengths = self._explored(step)
+        step.expected_R = [
+            sum(row[:length]) for row, length in zip(rows, step.lengths, strict=True)
+        ]
+
+    def _search_few(self, decision: _Decision, rows: Rows, caps: Sequence[int]) -> list[int]:
+        worth = decision.worth
         match decision.search:
             case Search.FREE:
-                step.planned = free_few(rows, seconds_B, caps, num_certain)
+                return free_few(rows, decision.verify_B, caps, worth=worth.second)
+            case Search.PRICED:
+                return priced_few(rows, caps, price=worth.price)
             case Search.CAUSAL:
-                step.planned = causal_few(rows, seconds_B, caps, num_certain)
+                draft = float(decision.seconds.draft_N[len(decision.drafting)])
+                seconds_B = [verify + draft for verify in decision.verify_B]
+                return causal_few(rows, seconds_B, caps, len(caps))
             case Search.DELAYED:
                 assert decision.choice is not None
-                step.planned = admit_few(rows, decision.choice.budget, caps)
-        step.lengths = self._explored(step, caps)
-        step.expected = sum(
-            sum(row[:length]) for row, length in zip(rows, step.lengths, strict=True)
-        )
+                return admit_few(rows, decision.choice.budget, caps)
 
-    def _plan_many(self, step: _Step, logits_RK: Logits, caps: Sequence[int]) -> None:
-        decision, slots = step.decision, step.outlook.slots
-        class_R = np.array([self._slots[slot].sampling_class for slot in slots])
-        survival_RK = self._calibration_in_use().survival(logits_RK, class_R)
-        rows = list(decision.drafting)
-        self._history.add([slots[r] for r in rows], survival_RK[rows])
-        if decision.why == "probe":
-            assert decision.prices is not None
-            found = foresee(survival_RK[None], decision.prices, np.array(decision.caps))
-            self._probes.found(pays=found.rate > self._plain_rate(decision))
-        step.planned = self._search(decision, survival_RK, caps)
-        step.lengths = self._explored(step, caps)
+    def _plan_many(self, step: _Step, logits_RK: Logits) -> None:
+        decision, drafting = step.decision, step.drafting
+        crew = decision.crew
+        survival_RK = self._calibration_in_use().survival(logits_RK, crew.class_R)
+        if len(drafting) == len(survival_RK):
+            self._history.add(crew.slots, survival_RK)
+        else:
+            self._history.add([crew.slots[r] for r in drafting], survival_RK[drafting])
+        if decision.trust_R:
+            survival_RK = survival_RK * np.array(decision.trust_R, dtype=np.float32)[:, None]
+        step.planned = self._search_many(decision, survival_RK, step.caps)
+        step.lengths = self._explored(step)
         is_verified_RK = np.arange(self._block_size) < np.array(step.lengths)[:, None]
-        step.expected = float(survival_RK[is_verified_RK].sum())
+        step.expected_R = np.einsum("rk,rk->r", survival_RK, is_verified_RK).tolist()
 
-    def _search(
+    def _search_many(
         self, decision: _Decision, survival_RK: Survivals, caps: Sequence[int]
-    ) -> Sequence[int]:
-        assert decision.prices is not None
-        assert decision.choice is not None
-        caps_R = np.array(caps)
-        limits = Limits(caps_R=caps_R, floors_R=decision.floors_R)
-        drafted = decision.prices.without_plain
+    ) -> list[int]:
+        caps_R, worth = np.array(caps), decision.worth
+        limits = Limits(caps_R=caps_R, floors_R=decision.crew.floors_R)
+        drafted = self._prices(decision, len(caps)).without_plain
+        has_floors, choice = decision.crew.floors_R is not None, decision.choice
         match decision.search:
-            case Search.FREE:
+            case Search.FREE if has_floors:
                 lengths_R = free(survival_RK, drafted, limits)[1]
-            case Search.CAUSAL:
-                lengths_R = causal(survival_RK, drafted, limits, decision.choice.least_R)[1]
+            case Search.FREE:
+                lengths_R = free(survival_RK, drafted, limits, worth=worth.second)[1]
+            case Search.PRICED if not has_floors:
+                lengths_R = priced(survival_RK, caps_R, price=worth.price)
             case Search.DELAYED:
-                lengths_R = admit(survival_RK, decision.choice, caps_R)
+                assert choice is not None
+                lengths_R = admit(survival_RK, choice, caps_R)
+            case _:
+                least_R = None if choice is None else choice.least_R
+                lengths_R = causal(survival_RK, drafted, limits, least_R)[1]
         lengths: list[int] = lengths_R.tolist()
+        return lengths
+
+    def _explored(self, step: _Step) -> Sequence[int]:
+        """Some rounds are verified in full; which, was drawn long before this block."""
+        now = step.decision.crew.explores(step.outlook.rounds, self.policy.share)
+        if not now:
+            return step.planned
+        lengths = list(step.planned)
+        for r in now:
+            lengths[r] = step.caps[r]
         return lengths
 
     def _calibration_in_use(self) -> LiveCalibration:
         return self.calibration if self._blind is None else self._blind
 
-    def _plain_rate(self, decision: _Decision) -> float:
-        assert decision.choice is not None
-        return decision.choice.plain_rate or 0.0
+    def _prices(self, decision: _Decision, num_certain: int) -> Prices:
+        seconds = decision.seconds
+        return Prices(
+            seconds_B=seconds.verify_B + seconds.draft_N[len(decision.drafting)],
+            num_certain=num_certain,
+            plain_seconds=float(seconds.verify_B[0]),
+        )
 
     def _decision(self, outlook: Outlook) -> _Decision:
-        able = [r for r, width in enumerate(outlook.max_widths) if width > 0]
-        if not able:
-            return self._plain(outlook)
-        rested = self._rested
-        if rested is not None and len(rested.caps) == len(outlook.slots):
-            # nothing was drafted since drafting was found not to pay, so nothing is known anew
-            if self._probes.is_due(len(outlook.slots), _loss_of(rested.choice)):
-                return self._probe(outlook, able)
-            return rested
-        block_size = self._block_size
-        now = (
-            *outlook.slots,
-            *[width if width < block_size else block_size for width in outlook.max_widths],
-            outlook.num_prompt_tokens,
-            outlook.num_certain,
+        held = self._held
+        slots, has_prompts = list(outlook.slots), outlook.num_prompt_tokens > 0
+        is_held = (
+            held is not None
+            and held.steps_left > 0
+            and held.crew.slots == slots
+            and held.has_prompts == has_prompts
         )
-        holds = _HOLDS if len(outlook.slots) <= _FEW else _HOLDS_FOR_MANY
-        if self._held is not None and self._steps_held < holds and self._held_for == now:
-            self._steps_held += 1
-            self._steps_left_out += self._steps_left_out > 0
-            return self._held
-        self._take_in()
-        decision = self._decide(outlook, able)
-        self._held = decision if decision.why == "drafted" else None
-        self._held_for, self._steps_held = now, 1
-        return decision
+        if not is_held or held is None:
+            self._take_in()
+            crew = Crew(slots, [self._members[slot] for slot in slots])
+            held = self._held = self._decide(outlook, crew)
+        held.steps_left -= 1
+        return held
 
-    def _plain(
-        self, outlook: Outlook, prices: Prices | None = None, choice: Choice | None = None
-    ) -> _Decision:
-        none = [0] * len(outlook.slots)
-        return _Decision(caps=none, drafting=(), prices=prices, choice=choice, why="plain")
-
-    def _rest(
-        self, outlook: Outlook, able: Sequence[int], prices: Prices, choice: Choice
-    ) -> _Decision:
-        """A step without drafts, unless it is time for a probe."""
-        if self._probes.is_due(len(outlook.slots), _loss_of(choice)):
-            return self._probe(outlook, able)
-        self._rested = self._plain(outlook, prices, choice)
-        return self._rested
-
-    def _decide(self, outlook: Outlook, able: Sequence[int]) -> _Decision:
-        """Whether the step drafts, for whom, and with which budget."""
-        drafting, prices, foresight = self._best_group(outlook, able)
-        plain_rate = outlook.num_certain / (prices.plain_seconds or 1.0)
-        floors_R = self._floors(outlook)
-        if floors_R is not None:
-            return self._with_floors(outlook, drafting, prices, floors_R)
-        rate = self._rate(outlook, foresight)
-        margin = 0.0 if self._is_drafting else self.policy.margin
-        self._is_drafting = rate > plain_rate * (1.0 + margin)
-        choice = Choice(
-            budget=self._kept_budget(foresight),
-            least_R=None,
-            rate=rate,
-            plain_rate=plain_rate,
-            rates_B=foresight.rates_B,
-        )
-        if self._is_drafting:
-            self._probes.drafted()
-            self._budget = choice.budget
-            return self._drafted(outlook, drafting, prices, choice, why="drafted")
-        self._budget = None
-        return self._rest(outlook, able, prices, choice)
-
-    def _best_group(
-        self, outlook: Outlook, able: Sequence[int]
-    ) -> tuple[Sequence[int], Prices, Foresight]:
-        """The requests whose drafts pay best: all that can, or the most confident of them."""
-        found = []
-        for group in self._groups(outlook, able):
-            prices, caps = self._prices(outlook, group)
-            found.append((group, prices, self._foresee(outlook, prices, caps)))
-        best = max(found, key=lambda item: self._rate(outlook, item[2]))
-        self._quarters = max(1, -(-4 * len(best[0]) // len(able)))
-        is_partial = len(best[0]) < len(able)
-        self._steps_left_out = self._steps_left_out + 1 if is_partial else 0
-        return best
-
-    def _groups(self, outlook: Outlook, able: Sequence[int]) -> list[Sequence[int]]:
-        """Groups to compare: the share that drafted before, and its neighbours in turn."""
-        if len(able) < _CAUSAL_UP_TO or self._steps_left_out >= _REFRESH_EVERY:
-            return [able]
-        value_R = self._history.means([outlook.slots[r] for r in able]).sum(1)
-        order = [able[i] for i in np.argsort(-value_R, kind="stable")]
-        self._looks_wider = not self._looks_wider
-        other = self._quarters + (1 if self._looks_wider else -1)
-        parts = {self._quarters, min(max(other, 1), 4)}
-        sizes = {max(len(able) * part // 4, 1) for part in parts}
-        return [sorted(order[:size]) for size in sorted(sizes)]
-
-    def _foresee(self, outlook: Outlook, prices: Prices, caps: Sequence[int]) -> Foresight:
-        survival_SRK = self._history.scenarios(outlook.slots)
-        if len(caps) > _FEW:
-            return foresee(survival_SRK, prices, np.array(caps))
-        return foresee_few(
-            survival_SRK.tolist(), prices.seconds_B.tolist(), caps, prices.num_certain
+    def _decide(self, outlook: Outlook, crew: Crew) -> _Decision:
+        """Whether the step drafts, for whom, and at which price."""
+        count = len(crew.slots)
+        caps = [min(width, self._block_size) for width in outlook.max_widths]
+        seconds = self.costs.seconds(count, outlook.num_prompt_tokens, outlook.context)
+        # prompts have to be read in any case: they are no part of what decoding earns
+        usual = seconds
+        if outlook.num_prompt_tokens:
+            usual = self.costs.seconds(count, 0, outlook.context)
+        blocks_RHK = self._history.blocks(crew.slots)
+        trust_R = self._trust(crew)
+        if trust_R:
+            blocks_RHK *= np.array(trust_R, dtype=np.float32)[:, None, None]
+        foresight, worth = self._foresee(crew, blocks_RHK, caps, seconds, usual)
+        drafting = foresight.drafting
+        choice = None
+        search = self._find_search(crew)
+        if crew.floors_R is not None or search is Search.DELAYED:
+            choice, drafting = self._budgeted(blocks_RHK, caps, seconds, drafting, crew.floors_R)
+        probed = self._probed(outlook, caps, drafting, foresight, worth)
+        if probed:
+            drafting = sorted([*drafting, *probed])
+        self._did_draft.difference_update(crew.slots)
+        self._did_draft.update(crew.slots[r] for r in drafting if r not in probed)
+        is_few = count <= _FEW and crew.floors_R is None
+        return _Decision(
+            crew=crew,
+            has_prompts=outlook.num_prompt_tokens > 0,
+            drafting=drafting,
+            probed=probed,
+            seconds=seconds,
+            worth=worth,
+            plain_rate=outlook.num_certain / float(seconds.verify_B[0]),
+            search=search,
+            choice=choice,
+            trust_R=trust_R,
+            curve=Curve(
+                blocks_RHK=blocks_RHK,
+                caps=caps,
+                seconds_B=seconds.verify_B + seconds.draft_N[len(drafting)],
+            ),
+            verify_B=seconds.verify_B.tolist() if is_few else (),
+            steps_left=self._steps_held(drafting, probed),
         )
 
-    def _caps_of(self, outlook: Outlook, drafting: Sequence[int]) -> list[int]:
-        caps = [0] * len(outlook.slots)
-        for r in drafting:
-            caps[r] = min(outlook.max_widths[r], self._block_size)
-        return caps
+    def _steps_held(self, drafting: Sequence[int], probed: Sequence[int]) -> int:
+        if probed:
+            return 1
+        if self._num_steps < _FIRST_STEPS:
+            return _HOLDS_FIRST
+        return _HOLDS if drafting else _RESTS
 
-    def _prices(self, outlook: Outlook, drafting: Sequence[int]) -> tuple[Prices, list[int]]:
-        caps = self._caps_of(outlook, drafting)
-        prices = self.costs.prices(
-            num_requests=len(caps),
-            num_drafting=len(drafting),
-            num_prompt_tokens=outlook.num_prompt_tokens,
-            num_certain=outlook.num_certain,
-            context=outlook.context,
-            most=sum(caps),
+    def _foresee(
+        self,
+        crew: Crew,
+        blocks_RHK: Blocks,
+        caps: Sequence[int],
+        seconds: StepSeconds,
+        usual: StepSeconds,
+    ) -> tuple[Foresight, Worth]:
+        """For whom drafting pays at the going rate; mends that rate."""
+        count, going = len(caps), self._going
+        plain_rate = count / float(usual.verify_B[0])
+        draft_N: Sequence[float] = seconds.draft_N.tolist()
+        # who does not draft needs to gain so many tokens more, so that noise switches nothing
+        margin = self.policy.margin
+        head_start = [0.0 if slot in self._did_draft else -margin for slot in crew.slots]
+        while True:
+            worth = Worth(
+                second=going.lift(count) * plain_rate,
+                token_seconds=seconds.of_token(going.budget(count), count),
+                draft_seconds_N=draft_N,
+            )
+            found = self._foresight(blocks_RHK, worth, caps, head_start)
+            rate = plain_rate
+            if found.drafting:
+                tokens = count + found.accepted
+                rate = tokens / usual.of_step(len(found.drafting), found.verified)
+            least = plain_rate * (1.0 + (margin if all(head_start) else 0.0))
+            if found.drafting and rate <= least:
+                found = Foresight(drafting=(), verified=0.0, accepted=0.0, gains_R=found.gains_R)
+                rate = plain_rate
+            is_new = going.is_new(count)
+            budget = found.verified if found.drafting else going.budget(count)
+            going.decided(count, lift=rate / plain_rate, budget=budget)
+            if not is_new:
+                return found, worth
+
+    def _foresight(
+        self, blocks_RHK: Blocks, worth: Worth, caps: Sequence[int], head_start: Sequence[float]
+    ) -> Foresight:
+        if len(caps) <= _FEW_BLOCKS:
+            return foresee_few(blocks_RHK.tolist(), worth, caps, head_start=head_start)
+        return foresee(blocks_RHK, worth, np.array(caps), head_start_R=np.array(head_start))
+
+    def _trust(self, crew: Crew) -> Sequence[float]:
+        trusts = [hindsight.trust for hindsight in self._hindsight]
+        if all(trust == 1.0 for trust in trusts):
+            return ()
+        return [trusts[index] for index in crew.classes]
+
+    def _budgeted(
+        self,
+        blocks_RHK: Blocks,
+        caps: Sequence[int],
+        seconds: StepSeconds,
+        drafting: Sequence[int],
+        floors_R: Floats | None,
+    ) -> tuple[Choice, Sequence[int]]:
+        """The budget that the mean of recent blocks calls for; floors may ask for drafts."""
+        able = [r for r, cap in enumerate(caps) if cap > 0]
+        group = able if floors_R is not None else drafting
+        caps_R = np.zeros(len(caps), dtype=np.int64)
+        caps_R[group] = [caps[r] for r in group]
+        is_plain_a_choice = floors_R is not None or not group
+        prices = Prices(
+            seconds_B=seconds.verify_B + seconds.draft_N[len(group)],
+            num_certain=len(caps),
+            plain_seconds=float(seconds.verify_B[0]) if is_plain_a_choice else None,
         )
-        return prices, caps
-
-    def _rate(self, outlook: Outlook, foresight: Foresight) -> float:
-        """What the search in force can reach."""
-        is_delayed = self._find_search(outlook) is Search.DELAYED
-        return foresight.fixed_rate if is_delayed else foresight.rate
-
-    def _kept_budget(self, foresight: Foresight) -> int:
-        """The best budget, or that of the step before if noise explains the gain."""
-        if self._budget is None:
-            return foresight.budget
-        kept = min(self._budget, len(foresight.rates_B) - 1)
-        gain = foresight.fixed_rate / float(foresight.rates_B[kept]) - 1.0
-        return kept if gain <= self.policy.margin else foresight.budget
-
-    def _with_floors(
-        self, outlook: Outlook, drafting: Sequence[int], prices: Prices, floors_R: np.ndarray
-    ) -> _Decision:
-        """Requests may insist on a speed: the budget that keeps as many floors as can be."""
-        caps_R = np.array(self._caps_of(outlook, drafting))
+        means_RK = blocks_RHK.mean(1)
         choice = choose_budget(
-            self._history.means(outlook.slots),
+            means_RK,
             prices,
             Limits(caps_R=caps_R, floors_R=floors_R),
             incumbent=self._budget,
             margin=self.policy.margin,
         )
         self._budget = choice.budget
-        self._is_drafting = choice.budget > 0
-        if self._is_drafting:
-            self._probes.drafted()
-            return self._drafted(outlook, drafting, prices, choice, why="drafted")
-        return self._rest(outlook, drafting, prices, choice)
+        return choice, group if choice.budget else ()
 
-    def _probe(self, outlook: Outlook, able: Sequence[int]) -> _Decision:
-        """A few requests draft to see how it stands."""
-        count = min(_PROBED, len(able))
-        picked = sorted({able[(self._next_probed + i) % len(able)] for i in range(count)})
-        self._next_probed += count
-        prices, caps = self._prices(outlook, picked)
-        foresight = self._foresee(outlook, prices, caps)
-        choice = Choice(
-            budget=max(foresight.budget, len(picked)),
-            least_R=None,
-            rate=foresight.rate,
-            plain_rate=outlook.num_certain / (prices.plain_seconds or 1.0),
-            rates_B=foresight.rates_B,
-        )
-        return self._drafted(outlook, picked, prices, choice, why="probe")
-
-    def _drafted(
+    def _probed(
         self,
         outlook: Outlook,
+        caps: Sequence[int],
         drafting: Sequence[int],
-        prices: Prices,
-        choice: Choice,
-        *,
-        why: str,
-    ) -> _Decision:
-        self._rested = None
-        floors_R = self._floors(outlook)
-        is_few = len(outlook.slots) <= _FEW and floors_R is None
-        return _Decision(
-            caps=self._caps_of(outlook, drafting),
-            drafting=drafting,
-            prices=prices,
-            choice=choice,
-            why=why,
-            search=self._find_search(outlook),
-            floors_R=floors_R,
-            seconds_B=prices.seconds_B.tolist() if is_few else (),
+        foresight: Foresight,
+        worth: Worth,
+    ) -> Sequence[int]:
+        """Some who would not draft, to see how it stands with them, as far as it is affordable."""
+        if len(drafting) == len(caps):
+            return ()
+        chosen = set(drafting)
+        left = [r for r, cap in enumerate(caps) if cap > 0 and r not in chosen]
+        found = self._probes.candidates(
+            [outlook.slots[r] for r in left], [outlook.rounds[r] for r in left]
         )
+        picked = [left[i] for i in found[:MOST_PROBED]]
+        drafts_N, now = worth.draft_seconds_N, len(drafting)
+        while picked:
+            more = drafts_N[now + len(picked)] - drafts_N[now]
+            loss = worth.second * more - sum(foresight.gains_R[r] for r in picked)
+            if self._probes.affords(loss):
+                break
+            # a first request costs most of the drafter's part: then all at once, or none
+            picked = picked[: len(picked) // 2] if drafting else []
+        return picked
 
-    def _floors(self, outlook: Outlook) -> np.ndarray | None:
-        floors = [self._slots[slot].floor for slot in outlook.slots]
-        return np.array(floors) if any(floors) else None
-
-    def _find_search(self, outlook: Outlook) -> Search:
+    def _find_search(self, crew: Crew) -> Search:
         if self.policy.search is not None:
             return self.policy.search
-        if all(self._slots[slot].has_fixed_text for slot in outlook.slots):
-            return Search.FREE
-        return Search.CAUSAL if len(outlook.slots) <= _CAUSAL_UP_TO else Search.DELAYED
-
-    def _explored(self, step: _Step, caps: Sequence[int]) -> Sequence[int]:
-        """Some rounds are verified in full; which, was drawn long before this block."""
-        lengths, outlook = list(step.planned), step.outlook
-        for r in step.decision.drafting:
-            slot, now = self._slots[outlook.slots[r]], outlook.rounds[r]
-            if slot.explored <= now:
-                # rounds that passed without a draft are not made up for
-                if slot.explored == now:
-                    lengths[r] = caps[r]
-                slot.explored = next_explored(slot.seed, now + 1, self.policy.share)
-        return lengths
+        return Search.FREE if crew.has_fixed_text else Search.PRICED
 
     def _take_in(self) -> None:
         """Learns from the steps that ended since the last time."""
@@ -460,63 +457,78 @@ class AdaptivePlanner:
         for step, outcome in pending:
             if step.logits_RK is not None:
                 self._learn(step, outcome)
-            predicted = self._predicted_seconds(step)
-            is_timed = outcome.seconds is not None
-            if is_timed and predicted is not None and outcome.num_prompt_tokens == 0:
-                has_news = self.costs.observe(
+            if outcome.seconds is not None and outcome.num_prompt_tokens == 0:
+                self.costs.observe(
                     num_requests=len(step.outlook.slots),
-                    num_drafting=len(step.decision.drafting),
+                    num_drafting=len(step.drafting),
                     num_tokens=len(step.outlook.slots) + sum(step.lengths),
                     context=step.outlook.context,
                     draft_seconds=outcome.draft_seconds or 0.0,
                     verify_seconds=outcome.verify_seconds or 0.0,
-                    predicted_seconds=predicted,
+                    predicted_seconds=self._predicted_seconds(step),
                 )
-                if has_news:
-                    self._rested = None
-            self._record(step, outcome, predicted)
 
     def _learn(self, step: _Step, outcome: Outcome) -> None:
         assert step.logits_RK is not None
-        rows = list(step.decision.drafting)
-        self._calibration_in_use().observe(
+        crew, rows = step.decision.crew, list(step.drafting)
+        slots = [crew.slots[r] for r in rows]
+        self._probes.drafted(slots, [step.outlook.rounds[r] for r in rows])
+        if step.decision.probed:
+            self._charge(step, outcome)
+        self._look_back(step, outcome, rows)
+        fitted = self._calibration_in_use().observe(
             step.logits_RK[rows],
-            [self._slots[step.outlook.slots[r]].sampling_class for r in rows],
+            [crew.classes[r] for r in rows],
             planned=[step.planned[r] for r in rows],
             verified=[outcome.verified[r] for r in rows],
             accepted=[outcome.accepted[r] for r in rows],
         )
+        for index in fitted:
+            self._hindsight[index].forget()
 
-    def _predicted_seconds(self, step: _Step) -> float | None:
-        prices = step.decision.prices
-        if prices is None:
-            return None
-        if not step.decision.drafting:
-            return prices.plain_seconds
-        return float(prices.seconds_B[min(sum(step.lengths), len(prices.seconds_B) - 1)])
+    def _look_back(self, step: _Step, outcome: Outcome, rows: Sequence[int]) -> None:
+        """What was said of the tokens that were verified, and what they brought."""
+        classes, trusts = step.decision.crew.classes, step.decision.trust_R
+        for index in set(classes):
+            seen = [
+                r
+                for r in rows
+                # an answer that ended in its block tells little
+                if classes[r] == index and outcome.verified[r] == step.lengths[r]
+            ]
+            said = sum(step.expected_R[r] / (trusts[r] if trusts else 1.0) for r in seen)
+            self._hindsight[index].add(said, sum(outcome.accepted[r] for r in seen))
 
-    def _record(self, step: _Step, outcome: Outcome, predicted: float | None) -> None:
-        choice = step.decision.choice
-        is_explored = step.planned != step.lengths
-        self._records.append(
-            PlanRecord(
-                num_requests=len(step.outlook.slots),
-                num_drafting=len(step.decision.drafting),
-                num_prompt_tokens=outcome.num_prompt_tokens,
-                lengths=step.lengths,
-                accepted=outcome.accepted,
-                why="explored" if is_explored else step.decision.why,
-                rates_B=None if choice is None else choice.rates_B,
-                plain_rate=None if choice is None else choice.plain_rate,
-                predicted_tokens=step.outlook.num_certain + step.expected,
-                predicted_seconds=predicted,
-                seconds=outcome.seconds,
-            )
+    def _charge(self, step: _Step, outcome: Outcome) -> None:
+        """What a probe lost, all told."""
+        decision, probed = step.decision, step.decision.probed
+        drafts_N, worth = decision.worth.draft_seconds_N, decision.worth
+        others = len(decision.drafting) - len(probed)
+        seconds = drafts_N[len(decision.drafting)] - drafts_N[others]
+        verified = sum(step.lengths[r] for r in probed)
+        accepted = sum(outcome.accepted[r] for r in probed)
+        self._probes.lost(worth.second * seconds + worth.price * verified - accepted)
+
+    def _predicted_seconds(self, step: _Step) -> float:
+        return step.decision.seconds.of_step(len(step.drafting), sum(step.lengths))
+
+    def _record(self, step: _Step, outcome: Outcome) -> PlanRecord:
+        decision = step.decision
+        why = "drafted" if step.drafting else "plain"
+        if step.drafting and decision.probed:
+            why = "probe"
+        if step.planned and step.planned != step.lengths:
+            why = "explored"
+        return PlanRecord(
+            num_requests=len(step.outlook.slots),
+            num_drafting=len(step.drafting),
+            num_prompt_tokens=outcome.num_prompt_tokens,
+            lengths=step.lengths,
+            accepted=outcome.accepted,
+            why=why,
+            plain_rate=decision.plain_rate,
+            predicted_tokens=step.outlook.num_certain + sum(step.expected_R),
+            predicted_seconds=self._predicted_seconds(step),
+            seconds=outcome.seconds,
+            curve=decision.curve,
         )
-
-
-def _loss_of(choice: Choice | None) -> float:
-    """Share of the plain speed that drafting is expected to lose."""
-    if choice is None or not choice.plain_rate:
-        return 0.0
-    return max(1.0 - choice.rate / choice.plain_rate, 0.0)

@@ -45,6 +45,8 @@ class LiveCalibration:
     learnt from its outcomes.
     """
 
+    NUM_CLASSES = len(_CLASSES)
+
     def __init__(self, base: Calibration, *, share: float) -> None:
         self.base = base
         self._block_size = base.block_size
@@ -74,7 +76,7 @@ class LiveCalibration:
         return _CLASSES.index(sampling_class)
 
     def survival(self, logits_RK: Logits, class_R: Ints) -> Survivals:
-        """Calibrated a_k: [R, K]."""
+        """Calibrated a_k: [R, K]; `class_R` of length 1 holds for all."""
         return scaled_survival(logits_RK, self._scale_CK[class_R], self._bias_CK[class_R])
 
     def survival_few(
@@ -100,17 +102,23 @@ class LiveCalibration:
         planned: Sequence[int],
         verified: Sequence[int],
         accepted: Sequence[int],
-    ) -> None:
-        """The outcome of a step's rounds; `planned` without what was explored."""
+    ) -> list[int]:
+        """The outcome of a step's rounds; `planned` without what was explored.
+
+        Returns the classes that were fitted anew.
+        """
         rounds = zip(logits_RK, planned, verified, accepted, strict=True)
         for index, item in zip(classes, rounds, strict=True):
             self._rounds[_CLASSES[index]].append(item)
+        fitted = []
         for name in {_CLASSES[index] for index in classes}:
             self._steps_since[name] += 1
             growth = 2 ** min(self._num_refits[name], 4)
             is_due = self._steps_since[name] >= min(growth * _FIRST_STEPS, _MOST_STEPS)
             if is_due and len(self._rounds[name]) >= min(growth * _FIRST_ROUNDS, _MOST_ROUNDS):
                 self._refit(name)
+                fitted.append(_CLASSES.index(name))
+        return fitted
 
     def drift(self, sampling_class: SamplingClass) -> list[PositionDrift]:
         """Where recent rounds and the drafter's own scaling part."""

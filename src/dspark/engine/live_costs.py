@@ -4,62 +4,86 @@ It is told seconds and keeps the latest; corrections start from the profile each
 """
 
 import math
+from dataclasses import dataclass
+
+import numpy as np
 
 from dspark.algorithms.live_cost import CostRatios, Part, StepSample
-from dspark.algorithms.prefix_scheduler import Prices
+from dspark.algorithms.ranking import Floats
 from dspark.algorithms.step_cost import StepCost
 
 _FIRST_MERGE = 16
 _MERGE_EVERY = 128
-"""Steps: prices are made anew after it."""
+"""Steps: the table is corrected anew after it."""
 _SURPRISE = 0.25
 """Mean log ratio of measured to predicted seconds from which the next merge waits less."""
 _SURPRISE_EVERY = 64
 _MEMORY = 0.9
 _CONTEXT_GRAIN = 128
-"""Positions: prices are looked up for a context rounded to this, and then remembered."""
-_MOST_PRICES = 4096
+"""Positions of a request: seconds are found for a context rounded to this, and remembered."""
+_PROMPT_GRAIN = 16
+"""The same for tokens of prompts."""
+_MOST_FOUND = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeconds:
+    """Seconds of the two parts of a step of some requests."""
+
+    verify_B: Floats
+    """By drafted tokens verified: 0, 1, .. all that can be drafted."""
+    draft_N: Floats
+    """By requests that draft: 0, 1, .. all."""
+
+    @classmethod
+    def of(
+        cls, cost: StepCost, num_requests: int, num_prompt_tokens: int, context: int
+    ) -> "StepSeconds":
+        """From a table. `context`: positions that all requests hold together."""
+        most = num_requests * cost.block_size
+        tokens_B = num_requests + num_prompt_tokens + np.arange(most + 1)
+        drafting_N = np.arange(num_requests + 1)
+        return cls(
+            verify_B=cost.verify_seconds(num_requests, tokens_B, np.array([context])),
+            draft_N=cost.draft_seconds(drafting_N, context * drafting_N // num_requests),
+        )
+
+    def of_step(self, num_drafting: int, budget: float) -> float:
+        """A whole step; a budget in between is rounded."""
+        index = min(round(budget), len(self.verify_B) - 1)
+        return float(self.verify_B[index] + self.draft_N[num_drafting])
+
+    def of_token(self, budget: float, num_requests: int) -> float:
+        """One more token in the pass, around a budget."""
+        most = len(self.verify_B) - 1
+        high = min(max(round(2.0 * budget), num_requests, 1), most)
+        return max(float(self.verify_B[high] - self.verify_B[0]) / high, 0.0)
 
 
 class LiveCosts:
-    """Prices of steps."""
+    """Seconds of steps."""
 
     def __init__(self, profile: StepCost) -> None:
         self.profile = profile
         self._ratios = CostRatios(profile)
         self._tables: dict[tuple[int, ...], StepCost] = {}
-        self._prices: dict[tuple[int, ...], Prices] = {}
+        self._found: dict[tuple[int, int, int], StepSeconds] = {}
         self._steps_since = 0
         self._wait = _FIRST_MERGE
         self._surprise = 0.0
 
-    def prices(
-        self,
-        *,
-        num_requests: int,
-        num_drafting: int,
-        num_prompt_tokens: int,
-        num_certain: int,
-        context: int,
-        most: int,
-    ) -> Prices:
-        """What every budget up to `most` costs, plain decoding among the choices."""
+    def seconds(self, num_requests: int, num_prompt_tokens: int, context: int) -> "StepSeconds":
+        """What steps of these requests cost; prompts and context are rounded."""
         grain = context // (_CONTEXT_GRAIN * num_requests)
-        key = (num_requests, num_drafting, num_prompt_tokens, num_certain, grain, most)
-        found = self._prices.get(key)
+        chunk = -(-num_prompt_tokens // _PROMPT_GRAIN) * _PROMPT_GRAIN
+        key = (num_requests, chunk, grain)
+        found = self._found.get(key)
         if found is None:
-            if len(self._prices) >= _MOST_PRICES:
-                self._prices.clear()
-            found = self._table(num_requests).prices(
-                num_requests=num_requests,
-                num_drafting=num_drafting,
-                num_prompt_tokens=num_prompt_tokens,
-                num_certain=num_certain,
-                context=(2 * grain + 1) * _CONTEXT_GRAIN * num_requests // 2,
-                most=most,
-                is_drafted=False,
-            )
-            self._prices[key] = found
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            held = (2 * grain + 1) * _CONTEXT_GRAIN * num_requests // 2
+            found = StepSeconds.of(self._table(num_requests), num_requests, chunk, held)
+            self._found[key] = found
         return found
 
     def observe(
@@ -72,9 +96,8 @@ class LiveCosts:
         draft_seconds: float,
         verify_seconds: float,
         predicted_seconds: float,
-    ) -> bool:
-        """What a step took; whether it changed prices. Steps that read prompts are not for this:
-        no plan depends on them."""
+    ) -> None:
+        """What a step took. Steps that read prompts are not for this: no plan depends on them."""
         if num_drafting:
             self._ratios.add(
                 StepSample(
@@ -103,7 +126,6 @@ class LiveCosts:
         is_due = self._steps_since >= self._wait or is_surprised
         if is_due:
             self._merge()
-        return is_due
 
     def _table(self, num_requests: int) -> StepCost:
         """The part of the corrected table that tells of so many requests."""
@@ -115,7 +137,7 @@ class LiveCosts:
     def _merge(self) -> None:
         """What was seen counts from now on; tables are made when they are asked for."""
         self._tables.clear()
-        self._prices.clear()
+        self._found.clear()
         self._steps_since = 0
         self._wait = min(2 * self._wait, _MERGE_EVERY)
         self._surprise = 0.0

@@ -9,13 +9,15 @@ Letters: R requests that decode in a step, K positions of a block.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from dspark.algorithms.calibration import Logits
+from dspark.algorithms.foresight import Blocks
 from dspark.algorithms.policies import WHOLE_BLOCK, Baseline, ConfidenceThreshold, FixedWidth
-from dspark.algorithms.ranking import Floats
+from dspark.algorithms.ranking import Floats, rank
 from dspark.core import SamplingParams, VerifyPlan
 
 NUM_RECORDS = 512
@@ -73,20 +75,43 @@ class PlanRecord:
     accepted: Sequence[int]
     why: str
     """plain, drafted, probe (drafted to learn), explored (some rounds in full), or a baseline."""
-    rates_B: Floats | None
-    """Theta by budget: predicted tokens per second."""
     plain_rate: float | None
-    """The same of a step without drafting."""
+    """Predicted tokens per second of a step without drafting."""
     predicted_tokens: float | None
     predicted_seconds: float | None
     """Of the plan that was carried out."""
     seconds: float | None
     """What it took."""
+    curve: "Curve | None" = None
+
+    @property
+    def rates_B(self) -> Floats | None:
+        """Theta by budget: predicted tokens per second of a step that drafts."""
+        return None if self.curve is None else self.curve.rates_B
 
     @property
     def budget(self) -> int:
         """Drafted tokens verified, all requests together."""
         return sum(self.lengths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """What a decision was made of; Theta is drawn of it when somebody asks."""
+
+    blocks_RHK: Blocks
+    """Survivals of recent blocks."""
+    caps: Sequence[int]
+    seconds_B: Floats
+    """Of a step that drafts for those with a cap, by budget."""
+
+    @cached_property
+    def rates_B(self) -> Floats:
+        """(R + the b largest mean survivals) / seconds: tokens per second by budget."""
+        ranking = rank(self.blocks_RHK.mean(1), np.array(self.caps))
+        tokens_B = ranking.tokens(len(self.caps))[: len(self.seconds_B)]
+        rates_B: Floats = tokens_B / self.seconds_B[: len(tokens_B)]
+        return rates_B
 
 
 class Planner(Protocol):
@@ -156,7 +181,6 @@ class FixedPlanner:
                 lengths=self._lengths,
                 accepted=outcome.accepted,
                 why="baseline",
-                rates_B=None,
                 plain_rate=None,
                 predicted_tokens=None,
                 predicted_seconds=None,

@@ -1,58 +1,51 @@
-"""When to draft although it does not pay: to notice that it would again.
+"""What may be spent on drafts that are not expected to pay, to notice when they would (UC-144).
 
-Without drafts there is no news of confidences (UC-144). Steps between probes double as long as
-probes find nothing, up to a limit. The limit follows from what a probe is expected to lose: all
-probes together `LOSS` of the time, so that where drafting almost pays it is tried often. New
-requests bring the next probe nearer, as they are likelier to differ.
+All probes together lose at most `LOSS` of the tokens that the service commits, whatever the number
+of requests, and `_MOST_SAVED` tokens or one probe besides. What counts is what a probe really lost.
 """
 
-FIRST = 8
-LAST = 128
+from collections.abc import Sequence
+
 LOSS = 0.005
-_MOST_FOLLOW_UPS = 3
+SPACING = 8
+"""Rounds between two probes of a request, at least."""
+MOST_PROBED = 8
+"""Requests of one probe, at most: the drafter's first request costs more than the others."""
+_MOST_SAVED = 4.0
 
 
 class Probes:
-    """Counts steps without drafts."""
+    """An allowance in tokens, and when each request drafted last."""
 
     def __init__(self) -> None:
-        self._interval = FIRST
-        self._steps_since = 0
-        self._is_fresh = 0.0
-        self._follow_ups = 0
+        self._saved = 0.0
+        self._drafted_at: dict[int, int] = {}
 
-    def begin(self) -> None:
-        """A request is new."""
-        self._is_fresh += 1.0
+    def begin(self, slot: int) -> None:
+        """A new request takes this slot: nothing is known of it."""
+        self._drafted_at.pop(slot, None)
 
-    def is_due(self, num_requests: int, loss: float) -> bool:
-        """Whether a step that would not draft shall do so. To be asked once in such a step.
+    def drafted(self, slots: Sequence[int], rounds: Sequence[int]) -> None:
+        """These requests drafted in these rounds of theirs."""
+        self._drafted_at.update(zip(slots, rounds, strict=True))
 
-        `loss`: share of its speed that a step is expected to lose by drafting.
-        """
-        if self._is_fresh:
-            share = min(self._is_fresh / num_requests, 1.0)
-            self._interval = max(FIRST, int(self._interval * (1.0 - share)))
-            # a request that is alone is new as a whole: the first step is a probe
-            self._steps_since += int(share * self._interval)
-            self._is_fresh = 0.0
-        self._steps_since += 1
-        self._interval = min(self._interval, max(1, int(loss / LOSS)))
-        return self._steps_since > self._interval
+    def earn(self, tokens: int) -> None:
+        """So many tokens were committed."""
+        self._saved = min(self._saved + LOSS * tokens, max(_MOST_SAVED, self._saved))
 
-    def found(self, *, pays: bool) -> None:
-        """What a probe showed of its own block: a good one is followed up at once, a few times."""
-        if pays and self._follow_ups < _MOST_FOLLOW_UPS:
-            self._follow_ups += 1
-            self._steps_since = self._interval
-        else:
-            self._follow_ups = 0
-            self._steps_since = 0
-            self._interval = min(2 * self._interval, LAST)
+    def lost(self, tokens: float) -> None:
+        """A probe lost so many; a lucky one earns nothing."""
+        self._saved -= max(tokens, 0.0)
 
-    def drafted(self) -> None:
-        """A step drafted because it pays."""
-        self._interval = FIRST
-        self._steps_since = 0
-        self._follow_ups = 0
-        self._is_fresh = 0.0
+    def affords(self, tokens: float) -> bool:
+        """Whether a probe may be expected to lose so many."""
+        return self._saved >= min(tokens, _MOST_SAVED)
+
+    def candidates(self, slots: Sequence[int], rounds: Sequence[int]) -> list[int]:
+        """Indices of those who have not drafted for a while: new ones, then the longest."""
+        since = [
+            now - self._drafted_at[slot] if slot in self._drafted_at else now + 2**30
+            for slot, now in zip(slots, rounds, strict=True)
+        ]
+        found = [index for index, age in enumerate(since) if age >= SPACING]
+        return sorted(found, key=lambda index: -since[index])

@@ -1,0 +1,73 @@
+"""The requests of a step, and what a planner keeps of each. It decides nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dspark.algorithms.calibration import SamplingClass
+from dspark.algorithms.online_calibration import next_explored
+from dspark.algorithms.ranking import Floats, Ints
+from dspark.core import Coupling, SamplingParams
+from dspark.engine.live_calibration import LiveCalibration
+
+_EXPLORED_A_STEP = 0.1
+"""Rounds of a step that are verified in full for calibration's sake, on average, at most."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A request."""
+
+    sampling_class: int
+    has_fixed_text: bool
+    """Whether its text does not depend on what is verified."""
+    floor: float
+    seed: int
+    explored: int
+    """The next round that is verified in full; rounds without a draft are not made up for."""
+
+    @classmethod
+    def of(cls, params: SamplingParams, seed: int, share: float) -> "Member":
+        """A request that begins."""
+        is_shared = params.effective_coupling is Coupling.SHARED_NOISE
+        return cls(
+            sampling_class=LiveCalibration.index(SamplingClass.of(params)),
+            has_fixed_text=params.is_greedy or is_shared,
+            floor=params.min_tokens_per_s,
+            seed=seed,
+            explored=next_explored(seed, 0, share),
+        )
+
+
+class Crew:
+    """Members that take part in steps together, with what follows from all of them."""
+
+    def __init__(self, slots: Sequence[int], members: Sequence[Member]) -> None:
+        self.slots = slots
+        self.members = members
+        self.classes = [member.sampling_class for member in members]
+        self.has_fixed_text = all(member.has_fixed_text for member in members)
+        floors = [member.floor for member in members]
+        self.floors_R: Floats | None = np.array(floors) if any(floors) else None
+        self.class_R: Ints = np.array(
+            self.classes if len(set(self.classes)) > 1 else [self.classes[0]]
+        )
+        self._explored = [member.explored for member in members]
+
+    def explores(self, rounds: Sequence[int], share: float) -> list[int]:
+        """Indices of those whose round is to be verified in full; the next ones are drawn.
+
+        Each is drawn long before its block, by the number of requests and the seed alone.
+        """
+        now = []
+        for index, (planned, number) in enumerate(zip(self._explored, rounds, strict=True)):
+            if planned > number:
+                continue
+            if planned == number:
+                now.append(index)
+            member = self.members[index]
+            least = min(share, _EXPLORED_A_STEP / len(self.members))
+            member.explored = next_explored(member.seed, number + 1, least)
+            self._explored[index] = member.explored
+        return now
