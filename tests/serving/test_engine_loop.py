@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dspark.core import FinishReason, Request, SamplingParams
+from dspark.errors import NumericsError
 from dspark.llm import LLM
 from dspark.serving.engine_loop import Delivery, EngineLoop
 from dspark.serving.events import Feed
@@ -150,23 +151,27 @@ def test_a_deadline_that_is_kept_does_nothing(desk: Desk) -> None:
     assert not desk.failures(order)
 
 
-def failing(call: Callable[..., Any], at: int) -> Callable[..., Any]:
+def failing(
+    call: Callable[..., Any], at: int, error: Exception | None = None
+) -> Callable[..., Any]:
     """`call`, but its `at`-th use breaks."""
     uses = itertools.count(1)
 
     def broken(*args: Any, **options: Any) -> Any:
         if next(uses) == at:
-            raise RuntimeError("planted")
+            raise RuntimeError("planted") if error is None else error
         return call(*args, **options)
 
     return broken
 
 
 @pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("place", ["caps", "observe"])  # before the pass, and after the commit
 def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, at: int
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, place: str, at: int
 ) -> None:
-    monkeypatch.setattr(desk.llm.target, "forward", failing(desk.llm.target.forward, at))
+    planner = desk.loop.planner
+    monkeypatch.setattr(planner, place, failing(getattr(planner, place), at))
     first, second = desk.ask("Hello"), desk.ask("the end", n=2)
     desk.run()
     for order in (first, second):
@@ -181,11 +186,26 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(
     assert desk.ids(third) == alone(desk.llm, "Hello")
 
 
+def test_an_error_that_names_its_request_ends_no_other(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = desk.ask("Hello"), desk.ask("the end")
+    desk.loop.turn()
+    error = NumericsError("The logits are not finite.", request_id=bad.requests[0].id)
+    planner = desk.loop.planner
+    monkeypatch.setattr(planner, "caps", failing(planner.caps, 2, error))
+    desk.run()
+    (failure,) = desk.failures(bad)
+    assert failure == Failure(Cause.ENGINE, "The logits are not finite.")
+    assert desk.ids(good) == alone(desk.llm, "Hello")
+    assert desk.is_empty
+
+
 def test_an_engine_whose_books_are_torn_is_built_anew(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cycle = desk.llm.cycle(speculation=True)
-    monkeypatch.setattr(desk.llm.target, "forward", failing(desk.llm.target.forward, 2))
+    monkeypatch.setattr(cycle.planner, "caps", failing(cycle.planner.caps, 1))
     monkeypatch.setattr(cycle, "check", failing(cycle.check, 2))  # the first is a step's own
     order = desk.ask("Hello")
     desk.run()

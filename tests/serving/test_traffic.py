@@ -140,18 +140,19 @@ def test_a_failing_step_is_an_error_and_the_server_goes_on(
     with serving(llm) as (app, url, _):
         started = raw_request(url, LONG)
         assert started.recv(512).startswith(b"HTTP/1.1 200")
-        forward = llm.target.forward
+        planner = llm.cycle(speculation=True).planner
+        caps = planner.caps
 
-        def broken(*args: Any, **options: Any) -> Any:
-            monkeypatch.setattr(llm.target, "forward", forward)
+        def broken(*args: Any) -> Any:
+            monkeypatch.setattr(planner, "caps", caps)
             raise RuntimeError("planted")
 
-        monkeypatch.setattr(llm.target, "forward", broken)
+        monkeypatch.setattr(planner, "caps", broken)
         received = b""
         while b"engine_failed" not in received:
             received += started.recv(65536)
         started.close()
-        monkeypatch.setattr(llm.target, "forward", broken)
+        monkeypatch.setattr(planner, "caps", broken)
         whole = httpx.post(f"{url}/v1/completions", json=SHORT)
         assert whole.status_code == 500
         assert whole.json()["error"]["code"] == "engine_failed"

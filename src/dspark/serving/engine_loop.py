@@ -14,7 +14,7 @@ from dspark.core import RoundResult, StepResult
 from dspark.engine.cycle import Cycle
 from dspark.engine.load import Load
 from dspark.engine.planner import Planner
-from dspark.errors import InputError
+from dspark.errors import DSparkError, InputError
 from dspark.llm import LLM
 from dspark.serving.answer import Answer
 from dspark.serving.events import Feed
@@ -138,6 +138,13 @@ class EngineLoop:
         started = self._clock()
         try:
             result = self._cycle.step()
+        except DSparkError as error:
+            log.exception("a step failed")
+            if error.request_id in self._answers:  # nothing was committed, and the others go on
+                self._end_faulty(self._answers[error.request_id], error)
+            else:
+                self._recover(error)
+            return
         except Exception as error:  # whatever broke, clients hear of it and others are served
             log.exception("a step failed; its requests end with an error")
             self._recover(error)
@@ -174,6 +181,10 @@ class EngineLoop:
             load=self._cycle.load,
             params_of=lambda request_id: self._answers[request_id].request.params,
         )
+
+    def _end_faulty(self, answer: Answer, error: DSparkError) -> None:
+        self.meter.num_failed_steps += 1
+        self._fail(answer.order, Failure(Cause.ENGINE, str(error)))
 
     def _recover(self, error: Exception) -> None:
         """Every request of the cycle ends; pages come back, or a new cycle takes the old one's
