@@ -1,5 +1,5 @@
 """The toy engine of the server's tests."""
 
-from tests.serving.conftest import toy_llm
+from tests.serving.conftest import llm, loaded
 
-__all__ = ["toy_llm"]
+__all__ = ["llm", "loaded"]

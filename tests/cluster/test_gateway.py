@@ -12,7 +12,6 @@ from dspark.cluster.exchange import Call, Head, exchange
 from dspark.cluster.gateway import Gateway, ReplicaLost
 from dspark.llm import LLM
 from dspark.serving.app import App, AppConfig
-from tests.serving.conftest import CONFIG  # the toy engine's sizes
 
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 12}
 
@@ -42,16 +41,13 @@ class LocalReplicas:
 
 
 def run(
-    toy_llm: LLM,
+    llm: LLM,
     ask: Callable[[httpx.AsyncClient, Gateway, LocalReplicas], Any],
     deaths: Sequence[int | None] = (),
 ) -> Any:
     """`ask` in an event loop with a gateway before a toy server."""
 
     async def main() -> Any:
-        llm = LLM(
-            toy_llm.target, tokenizer=toy_llm.tokenizer, drafter=toy_llm.drafter, config=CONFIG
-        )
         app = App(llm, AppConfig(served_name="toy"))
         await app.service.start()
         replicas = LocalReplicas(app, deaths)
@@ -70,7 +66,7 @@ async def answer(client: httpx.AsyncClient, **changes: Any) -> httpx.Response:
     return await client.post("/v1/chat/completions", json={**CHAT, "temperature": 0, **changes})
 
 
-def test_an_answer_passes_as_it_is(toy_llm: LLM) -> None:
+def test_an_answer_passes_as_it_is(llm: LLM) -> None:
     async def ask(client: httpx.AsyncClient, gateway: Gateway, replicas: LocalReplicas) -> None:
         whole = (await answer(client)).json()
         assert whole["usage"]["completion_tokens"] == 12
@@ -81,11 +77,11 @@ def test_an_answer_passes_as_it_is(toy_llm: LLM) -> None:
         assert (await client.get("/v1/models")).json()["data"][0]["id"] == "toy"
         assert (await client.post("/v1/chat/completions", content=b"{")).status_code == 400
 
-    run(toy_llm, ask)
+    run(llm, ask)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_request_without_a_token_goes_to_another_replica(toy_llm: LLM, is_streamed: bool) -> None:
+def test_a_request_without_a_token_goes_to_another_replica(llm: LLM, is_streamed: bool) -> None:
     async def ask(client: httpx.AsyncClient, gateway: Gateway, replicas: LocalReplicas) -> None:
         found = await answer(client, stream=is_streamed)
         assert found.status_code == 200
@@ -99,11 +95,11 @@ def test_a_request_without_a_token_goes_to_another_replica(toy_llm: LLM, is_stre
             assert kept[0] == kept[1]
         assert found.text.count("[DONE]") == is_streamed
 
-    run(toy_llm, ask, deaths=[0, 0, None])
+    run(llm, ask, deaths=[0, 0, None])
 
 
 def test_an_answer_that_has_begun_ends_with_an_error_and_no_second_beginning(
-    toy_llm: LLM,
+    llm: LLM,
 ) -> None:
     async def ask(client: httpx.AsyncClient, gateway: Gateway, replicas: LocalReplicas) -> None:
         found = await answer(client, stream=True, max_tokens=40)
@@ -113,20 +109,20 @@ def test_an_answer_that_has_begun_ends_with_an_error_and_no_second_beginning(
         assert "[DONE]" not in found.text
         assert (gateway.num_retried, gateway.num_broken) == (0, 1)
 
-    run(toy_llm, ask, deaths=[3])
+    run(llm, ask, deaths=[3])
 
 
-def test_too_many_deaths_are_an_error_with_a_remedy(toy_llm: LLM) -> None:
+def test_too_many_deaths_are_an_error_with_a_remedy(llm: LLM) -> None:
     async def ask(client: httpx.AsyncClient, gateway: Gateway, replicas: LocalReplicas) -> None:
         found = await answer(client)
         assert found.status_code == 503
         assert found.json()["error"]["code"] == "replica_lost"
         assert "Retry-After" in found.headers
 
-    run(toy_llm, ask, deaths=[0, 0, 0])
+    run(llm, ask, deaths=[0, 0, 0])
 
 
-def test_one_page_has_the_metrics_of_all(toy_llm: LLM) -> None:
+def test_one_page_has_the_metrics_of_all(llm: LLM) -> None:
     async def ask(client: httpx.AsyncClient, gateway: Gateway, replicas: LocalReplicas) -> None:
         await answer(client)
         text = (await client.get("/metrics")).text
@@ -136,10 +132,10 @@ def test_one_page_has_the_metrics_of_all(toy_llm: LLM) -> None:
         assert "dspark_gateway_retried_requests_total 1" in text
         assert (await client.get("/health")).json() == {"status": "ok", "replicas": 2}
 
-    run(toy_llm, ask, deaths=[0])
+    run(llm, ask, deaths=[0])
 
 
-def test_a_client_that_leaves_ends_the_work(toy_llm: LLM) -> None:
+def test_a_client_that_leaves_ends_the_work(llm: LLM) -> None:
     async def ask(client: httpx.AsyncClient, gateway: Gateway, replicas: LocalReplicas) -> None:
         body = json.dumps({**CHAT, "max_tokens": 400, "ignore_eos": True, "stream": True}).encode()
         sent: list[Any] = []
@@ -170,16 +166,16 @@ def test_a_client_that_leaves_ends_the_work(toy_llm: LLM) -> None:
             await asyncio.sleep(0.001)
         await asyncio.wait_for(gateway.drain(), 5)
 
-    run(toy_llm, ask)
+    run(llm, ask)
 
 
-def test_nothing_new_is_taken_while_it_drains(toy_llm: LLM) -> None:
+def test_nothing_new_is_taken_while_it_drains(llm: LLM) -> None:
     async def ask(client: httpx.AsyncClient, gateway: Gateway, replicas: LocalReplicas) -> None:
         await gateway.drain()
         assert (await answer(client)).status_code == 503
         assert not replicas.calls
 
-    run(toy_llm, ask)
+    run(llm, ask)
 
 
 def test_equal_beginnings_are_told_from_the_body() -> None:

@@ -7,7 +7,7 @@ The engine's thread counts in plain numbers (`Meter`); they become metrics when 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -152,6 +152,7 @@ class Metrics(Collector):
         """HTTP responses by path and status."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        ProcessCollector(registry=self._registry)  # memory and processor time, where Linux tells
 
     def text(self) -> bytes:
         """All metrics as Prometheus reads them."""

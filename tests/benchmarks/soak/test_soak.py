@@ -15,9 +15,7 @@ from dspark.llm import LLM
 from dspark.serving import wire
 from dspark.serving.bridge import Bridge, BridgeConfig
 from dspark.serving.stream import Stream
-from tests.serving.conftest import serving, toy_llm
-
-__all__ = ["toy_llm"]
+from tests.serving.conftest import serving
 
 CONFIG = SoakConfig(
     minutes=1.5 / 60, visitors=12, max_new_tokens=10, huge_tokens=60, sample_seconds=0.2
@@ -28,22 +26,22 @@ def soaked(url: str, config: SoakConfig = CONFIG) -> SoakReport:
     return soak(HttpApi(url=url), model="toy", chats=chats_of(None, limit=4), config=config)
 
 
-def test_an_honest_server_passes_and_everybody_came(toy_llm: LLM) -> None:
-    with serving(toy_llm) as (app, url):
+def test_an_honest_server_passes_and_everybody_came(llm: LLM) -> None:
+    with serving(llm) as (app, url, _):
         report = soaked(url, replace(CONFIG, max_growth=1.0))
         assert not app.service.llm.cycle(speculation=True).has_work
         app.service.llm.cycle(speculation=True).check()
     assert report.passed, report.faults
     assert set(report.visits) == {kind.value for kind in Kind}
     assert report.characters > 100
-    assert report.left
+    assert set(report.left) >= {"dspark_open_answers", "pages in use"}
+    assert min(report.memory_bytes) > 1e6
+    assert report.memory_growth is not None
     assert not any(report.left.values())
     assert report.to_json()["wrong"] == 0
 
 
-def test_a_wrong_character_under_load_is_found(
-    toy_llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_character_under_load_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault that shows only when several answers run at once."""
     honest = wire.Writer.chunk
 
@@ -53,7 +51,7 @@ def test_a_wrong_character_under_load_is_found(
         return text.replace('"content":"', '"content":"x') if is_crowded else text
 
     monkeypatch.setattr(wire.Writer, "chunk", faulty)
-    with serving(toy_llm) as (app, url):
+    with serving(llm) as (app, url, _):
         report = soaked(url)
     assert not report.passed
     assert report.wrong > 0
@@ -61,23 +59,23 @@ def test_a_wrong_character_under_load_is_found(
 
 
 def test_an_answer_that_never_ends_in_order_is_lost(
-    toy_llm: LLM, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dspark.serving.replies.DONE", b"")
-    with serving(toy_llm) as (_, url):
+    with serving(llm) as (_, url, _):
         report = soaked(url)
     assert report.lost > 0
     assert not report.passed
 
 
-def test_work_that_nobody_ends_is_left(toy_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_nobody_ends_is_left(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The place of who left is never given back: the gauges say so."""
 
     def forget(self: Bridge, stream: Stream) -> None:
         self._streams.pop(stream.order, None)
 
     monkeypatch.setattr(Bridge, "cancel", forget)
-    with serving(toy_llm, bridge=BridgeConfig(drain_s=0.1)) as (_, url):
+    with serving(llm, bridge=BridgeConfig(drain_s=0.1)) as (_, url, _):
         report = soaked(url, replace(CONFIG, settle_seconds=0.1))
     assert any(report.left.values())
     assert not report.passed
