@@ -20,6 +20,7 @@ from dspark.core import Request, SamplingParams
 from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.engine.draft_source import DraftSource, block_size_of
 from dspark.errors import InputError
+from dspark.kernels.draft_round import DraftRound
 from dspark.kernels.stack import FusedStack
 from dspark.models.target import Target
 
@@ -121,22 +122,30 @@ class _OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._timed(str(func.overloadpacket), partial(func, *args, **(kwargs or {})))
 
     def __enter__(self) -> Self:
-        # a stack is a method of a C++ object, which PyTorch's dispatcher does not see
-        run = FusedStack.run
-        self._watched = patch.object(
-            FusedStack,
-            "run",
-            lambda stack, *args, **rest: self._timed(
-                "dspark.stack", partial(self._unseen, run, stack, *args, **rest)
-            ),
-        )
-        self._watched.start()
+        # these are methods of C++ objects, which PyTorch's dispatcher does not see
+        self._watched = [
+            self._watch(FusedStack, "dspark.stack"),
+            self._watch(DraftRound, "dspark.draft_round"),
+        ]
+        for watched in self._watched:
+            watched.start()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._watched.stop()
+        for watched in self._watched:
+            watched.stop()
+
+    def _watch(self, owner: Any, name: str) -> Any:
+        run = owner.run
+        return patch.object(
+            owner,
+            "run",
+            lambda it, *args, **rest: self._timed(
+                name, partial(self._unseen, run, it, *args, **rest)
+            ),
+        )
 
     def _timed(self, name: str, call: Callable[[], object]) -> object:
         started = time.perf_counter()

@@ -22,11 +22,17 @@ from dspark.engine.proposer import StepStates
 from dspark.kernels import selection
 from dspark.kernels.attention import attention
 from dspark.kernels.draft import feed_context, walk
+from dspark.kernels.draft_round import DraftRound, WaitingTokens
 from dspark.kernels.rounds import DrawKind, RoundTable
 from dspark.kernels.stack import FusedStack
 from dspark.models.attention import KVPages, LayerShape
 from dspark.models.drafter import Drafter
-from dspark.models.drafter_kernels import backbone_stack, context_weights, walk_weights
+from dspark.models.drafter_kernels import (
+    backbone_stack,
+    context_weights,
+    draft_round,
+    walk_weights,
+)
 from dspark.models.kinds import vocabulary_of
 from dspark.models.rotary import RotaryTables
 
@@ -47,6 +53,7 @@ class DraftPass:
         self.block_size = config.block_size
         self.tap_layers = tuple(config.target_layer_ids)
         self.device = drafter.embed_weight_VD.device
+        self._dtype = drafter.dtype
         shape = LayerShape(num_kv_heads=config.num_key_value_heads, head_dim=config.head_dim)
         self._pages = KVPages.allocate(
             [shape] * config.num_hidden_layers,
@@ -63,6 +70,16 @@ class DraftPass:
         if self._stack is not None:
             self._stack_pages = self._stack.bind(self._pages.keys, self._pages.values)
         self._walk_weights = walk_weights(drafter)
+        self._round: DraftRound | None = None
+        if self._context is not None and self._stack is not None and self._walk_weights is not None:
+            self._round = draft_round(
+                drafter,
+                context=self._context,
+                walk=self._walk_weights,
+                pages=self._stack_pages,
+                keys=self._pages.keys,
+                values=self._pages.values,
+            )
         self._tables = RotaryTables(drafter.angles)
         self._pending: list[StepStates] = []
         self._pending_places: set[int] = set()
@@ -78,40 +95,59 @@ class DraftPass:
         if self._context is None:
             self._feed_by_modules(states)
             return
-        places = states.layout.slots_N.tolist()
-        if len(self._pending_places) + len(places) > _MOST_PENDING or not (
-            self._pending_places.isdisjoint(places)  # of two tokens at a place the later one stays
-        ):
-            self.write_fed()
+        num_tokens = len(states.taps_NM)
+        if self._pending:
+            if not self._pending_places:
+                self._pending_places.update(self._pending[0].layout.slots_N.tolist())
+            places = states.layout.slots_N.tolist()
+            if len(self._pending_places) + num_tokens > _MOST_PENDING or not (
+                self._pending_places.isdisjoint(places)  # of two at a place the later one stays
+            ):
+                self.write_fed()
+            else:
+                self._pending_places.update(places)
         self._pending.append(states)
-        self._pending_places.update(places)
-        if len(places) > _MOST_PENDING:
+        if num_tokens > _MOST_PENDING:
             self.write_fed()
 
     def write_fed(self) -> None:
         """Write keys and values of the context for all tokens that wait."""
-        pending, self._pending = self._pending, []
-        self._pending_places.clear()
-        if not pending:
+        max_visible, waiting = self._take_pending()
+        if not waiting:
             return
         assert self._context is not None
-        layouts = [states.layout for states in pending]
-        cos_PE, sin_PE = self._tables.up_to(max(layout.max_visible for layout in layouts))
+        cos_PE, sin_PE = self._tables.up_to(max_visible)
         feed_context(
             self._context,
-            _joined([states.taps_NM for states in pending]).to(self.drafter.dtype),
+            _joined([tokens.taps_NM for tokens in waiting]),
             keys=self._pages.keys,
             values=self._pages.values,
             cos_PE=cos_PE,
             sin_PE=sin_PE,
-            positions_N=_joined([layout.positions_N for layout in layouts]),
-            places_N=_joined([layout.slots_N for layout in layouts]),
+            positions_N=_joined([tokens.positions_N for tokens in waiting]),
+            places_N=_joined([tokens.places_N for tokens in waiting]),
         )
+
+    def _take_pending(self) -> tuple[int, list[WaitingTokens]]:
+        """All tokens that wait, which then do so no more, and the positions that they know."""
+        pending, self._pending = self._pending, []
+        self._pending_places.clear()
+        waiting = [
+            WaitingTokens(
+                states.taps_NM.to(self._dtype), states.layout.positions_N, states.layout.slots_N
+            )
+            for states in pending
+        ]
+        return max((states.layout.max_visible for states in pending), default=0), waiting
 
     def propose(
         self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: RoundTable
     ) -> DraftBlock:
         """One block of K tokens for each request, its last token being the anchor."""
+        if self._round is not None and all(live.is_plain for live in requests):
+            found = self._propose_at_once(self._round, requests, cache, rounds)
+            if found is not None:
+                return found
         self.write_fed()
         hidden_RKD = self._backbone(requests, cache, rounds)
         plain = []
@@ -124,6 +160,31 @@ class DraftPass:
         else:
             block = None
         return self._walk_by_modules(requests, hidden_RKD, rounds.noise) if block is None else block
+
+    def _propose_at_once(
+        self,
+        draft_round: DraftRound,
+        requests: Sequence[LiveRequest],
+        cache: KVCache,
+        rounds: RoundTable,
+    ) -> DraftBlock | None:
+        """All of it as one operator; `None` if a score is not finite."""
+        fed, waiting = self._take_pending()
+        last = max([len(live.tokens) for live in requests]) - 1 + self.block_size
+        cos_PE, sin_PE = self._tables.up_to(max(fed, last))
+        probs_RKS = self._memory_of_probs(requests)
+        found = draft_round.run(
+            waiting,
+            cos_PE=cos_PE,
+            sin_PE=sin_PE,
+            table_RP=cache.table,
+            rows=[live.slot for live in requests],
+            rounds=rounds,
+            probs_RKS=probs_RKS,
+        )
+        if found is None:
+            return None
+        return DraftBlock(tokens_RK=found[0], probs_RKS=probs_RKS, confidence_RK=found[1])
 
     def _walk_apart(
         self,
@@ -205,8 +266,7 @@ class DraftPass:
     ) -> DraftBlock | None:
         """The walk as one operator; `None` if a score is not finite."""
         assert self._walk_weights is not None
-        has_maximal = any(live.kind == DrawKind.MAXIMAL for live in requests)
-        probs_RKS = self._memory_of_probs(len(requests)) if has_maximal else None
+        probs_RKS = self._memory_of_probs(requests)
         found = walk(
             self._walk_weights,
             hidden_RKD.flatten(0, 1),
@@ -220,8 +280,10 @@ class DraftPass:
         tokens_RK, confidence_RK = found
         return DraftBlock(tokens_RK=tokens_RK, probs_RKS=probs_RKS, confidence_RK=confidence_RK)
 
-    def _memory_of_probs(self, num_rows: int) -> Tensor:
-        shape = (num_rows, self.block_size, self.drafter.config.num_draft_tokens)
+    def _memory_of_probs(self, requests: Sequence[LiveRequest]) -> Tensor | None:
+        if all(live.kind != DrawKind.MAXIMAL for live in requests):
+            return None
+        shape = (len(requests), self.block_size, self.drafter.config.num_draft_tokens)
         size = shape[0] * shape[1] * shape[2]
         if self._probs.numel() < size:
             self._probs = torch.empty(size, device=self.device)

@@ -4,12 +4,15 @@ Each function answers `None` where an operator does not fit: nothing packed, or 
 the drafter's own modules run.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from dspark.kernels.draft import ContextWeights, WalkWeights
+from dspark.kernels.draft_round import DraftRound
 from dspark.kernels.linear import PackedLinear
-from dspark.kernels.stack import FusedStack, Norm, StackLayer
+from dspark.kernels.stack import FusedStack, Norm, StackLayer, StackPages
 from dspark.models.drafter import Drafter, DrafterLayer, RMSNorm
 from dspark.models.heads import SequentialKind
 
@@ -89,6 +92,33 @@ def walk_weights(drafter: Drafter) -> WalkWeights | None:
         kind=markov.kind,
         joint=packed[1] if len(packed) > 1 else None,
         confidence=_confidence(drafter),
+    )
+
+
+def draft_round(
+    drafter: Drafter,
+    *,
+    context: ContextWeights,
+    walk: WalkWeights,
+    pages: StackPages,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+) -> DraftRound | None:
+    """Context, layers and walk as one call; `pages` are those of `backbone_stack`."""
+    embeddings, mask_id = drafter.embed_weight_VD, drafter.config.mask_token_id
+    assert mask_id is not None, "a configuration of this kind has one"
+    if embeddings.dtype != drafter.dtype or not embeddings.is_contiguous():
+        return None
+    return DraftRound(
+        context=context,
+        pages=pages,
+        walk=walk,
+        keys=keys,
+        values=values,
+        embed_weight_VD=embeddings,
+        mask_id=mask_id,
+        block_size=drafter.config.block_size,
+        d2t_S=drafter.d2t_S,
     )
 
 

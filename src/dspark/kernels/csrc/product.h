@@ -67,19 +67,36 @@ inline Product product_of(const c10::List<std::optional<Tensor>>& parts, int64_t
 
 // Rows as a product reads them: padded to whole units, quantized for int8 weights.
 struct Operand {
-  int64_t row_bytes;
+  int64_t row_bytes = 0;
+  bool is_int8 = false;
   std::vector<char> data;
   std::vector<float> scales;
 
+  Operand() = default;
   Operand(const Product& product, int64_t num_rows)
-      : row_bytes(product.row_bytes()),
-        data(static_cast<size_t>(num_rows * product.row_bytes())),
-        scales(product.weights == Weights::kInt8 ? static_cast<size_t>(num_rows) : 0) {}
+      : row_bytes(product.row_bytes()), is_int8(product.weights == Weights::kInt8) {
+    grow(num_rows);
+  }
+
+  // Another product and so many rows.
+  void fit(const Product& product, int64_t num_rows) {
+    const bool was_int8 = std::exchange(is_int8, product.weights == Weights::kInt8);
+    if (std::exchange(row_bytes, product.row_bytes()) != row_bytes || was_int8 != is_int8)
+      data.clear();  // rows end with zeros
+    grow(num_rows);
+  }
+  // To so many rows at least.
+  void grow(int64_t num_rows) {
+    const size_t size = static_cast<size_t>(num_rows * row_bytes);
+    if (size > data.size()) data.resize(size);
+    if (is_int8 && static_cast<size_t>(num_rows) > scales.size())
+      scales.resize(static_cast<size_t>(num_rows));
+  }
 
   // Row n from `width` values at x.
   void set(const Kernels& k, Type type, int64_t n, const char* x, int64_t width) {
     char* const row = data.data() + n * row_bytes;
-    if (!scales.empty())
+    if (is_int8)
       return k.quantize_row(type, x, width, reinterpret_cast<uint8_t*>(row), row_bytes,
                             scales.data() + n);
     memcpy(row, x, static_cast<size_t>(width * (type == Type::kBFloat16 ? 2 : 4)));  // else zeros
@@ -98,20 +115,6 @@ inline Linear linear_of(const Product& product, Type out_type) {
   task.output_scales = product.scales;
   task.output_sums = product.sums;
   return task;
-}
-
-// Outputs of some panels for the first `num_rows` rows of x, in the type of the rows.
-inline void run_panels(const Kernels& k, const Product& product, const Operand& x,
-                       int64_t num_rows, Type type, char* out, int64_t panel_begin,
-                       int64_t panel_end) {
-  Linear task = linear_of(product, type);
-  task.x = x.data.data();
-  task.x_stride = x.row_bytes;
-  task.num_tokens = num_rows;
-  task.token_scales = x.scales.data();
-  task.out = out;
-  task.out_stride = product.num_outputs;
-  if (panel_begin < panel_end && num_rows > 0) k.linear(task, panel_begin, panel_end);
 }
 
 }  // namespace dspark

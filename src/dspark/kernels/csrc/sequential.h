@@ -6,8 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "product.h"
-#include "team.h"
+#include "worker.h"
 
 namespace dspark {
 
@@ -42,7 +41,7 @@ class Features {
   // num_outputs values of each row. All workers call it together.
   template <class Hidden>
   void step(const Kernels& k, const std::vector<int64_t>& previous, const Hidden& hidden,
-            char* joined, int64_t worker, int64_t num_workers, Team& team) {
+            char* joined, const Worker& me, bool is_first) {
     const size_t row = static_cast<size_t>(h_.rank * h_.size());
     if (h_.kind == HeadKind::kVanilla) {
       for (int64_t r = 0; r < h_.num_rows; ++r)
@@ -63,10 +62,9 @@ class Features {
       }
       inputs_[0].set(k, h_.type, r, to, h_.num_inputs());
     }
-    const int64_t num_panels = h_.joint.num_panels();
-    run_panels(k, h_.joint, inputs_[0], h_.num_rows, h_.type, joined,
-               num_panels * worker / num_workers, num_panels * (worker + 1) / num_workers);
-    team.wait(num_workers);
+    multiply(k, h_.joint, inputs_[0], h_.num_rows, h_.type, joined,
+             me.share(h_.joint.num_panels()), me, is_first);
+    me.meet();
     for (int64_t r = 0; r < h_.num_rows; ++r) {
       const char* const e = h_.embedding(previous[static_cast<size_t>(r)]);
       const char* const joint = joined + r * h_.num_outputs() * h_.size();

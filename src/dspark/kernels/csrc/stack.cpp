@@ -6,7 +6,6 @@
 // the bits of `decoder_layer` called once for each layer.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -18,11 +17,9 @@
 #include <tuple>
 #include <vector>
 
-#include "attention_work.h"
 #include "decision.h"
 #include "layout.h"
-#include "product.h"
-#include "team.h"
+#include "stack.h"
 
 namespace dspark {
 namespace {
@@ -38,29 +35,8 @@ constexpr int64_t kFirstLines = 256;  // that are asked for before anything is c
 // Lines that a thread may ask for before it reads them. Measured: from 256 KiB on, memory answers
 // a tenth fewer, although the second-level cache has 2 MiB.
 constexpr int64_t kLinesAhead = 1536;
-constexpr int64_t kPanelOutputs = kGroup * kPanelGroups;
 constexpr int64_t kGateSlice = 256;  // values of a row
 constexpr int64_t kNoLayer = -2;
-
-// Memory that is kept from call to call and only grows.
-class Scratch {
- public:
-  char* get(int64_t size) {
-    if (size > size_) {
-      memory_.reset(static_cast<char*>(std::aligned_alloc(64, static_cast<size_t>(ceil_div(size, 64) * 64))));
-      TORCH_CHECK(memory_ != nullptr, "no memory for ", size, " bytes");
-      size_ = size;
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(char* memory) const { std::free(memory); }
-  };
-  std::unique_ptr<char, Free> memory_;
-  int64_t size_ = 0;
-};
 
 struct Norm {
   const char* weight = nullptr;  // null: none
@@ -94,73 +70,6 @@ struct Inputs {
   Rows rows;
   float* scales;  // of the rows, with int8 weights
 };
-
-// Items of a row of work, `end` not among them.
-struct Share {
-  int64_t begin, end;
-};
-
-// A thread of the region.
-struct Worker {
-  int64_t number, count;
-  Team& team;
-  WeightStream& stream;  // of the weights that it will read; empty if it does not ask ahead
-
-  Share share(int64_t num_items) const {
-    return {num_items * number / count, num_items * (number + 1) / count};
-  }
-  // The same from the other end, for work that does not divide: half of the times each.
-  Share share_back(int64_t num_items) const {
-    return {num_items - num_items * (number + 1) / count, num_items - num_items * number / count};
-  }
-  void meet() const {
-    team.meet(number, count, [this] {
-      if (stream.ahead < stream.limit && stream.at != stream.end) ask(stream, 4);
-      else _mm_pause();
-    });
-  }
-};
-
-Stretch lines_around(const void* data, int64_t size) {
-  const int64_t begin = reinterpret_cast<int64_t>(data);
-  return {reinterpret_cast<const char*>(begin / kLine * kLine),
-          reinterpret_cast<const char*>(ceil_div(begin + size, kLine) * kLine)};
-}
-
-// f(data, size) for what belongs to the outputs of some panels beside the weights.
-template <class F>
-void each_side(const Product& p, Share panels, const F& f) {
-  const int64_t begin = panels.begin * kPanelOutputs;
-  const int64_t size = (std::min(panels.end * kPanelOutputs, p.num_outputs) - begin) * 4;
-  if (panels.begin >= panels.end) return;
-  if (p.bias != nullptr) f(p.bias + begin, size);
-  if (p.scales != nullptr) f(p.scales + begin, size);
-  if (p.sums != nullptr) f(p.sums + begin, size);
-}
-
-// What one thread reads in a pass, in this order.
-struct Reading {
-  int64_t num_threads = 0;  // the others read the rest; 0: not known yet
-  std::vector<Stretch> stretches;
-  int64_t num_of_layers = 0;  // stretches; those of the head follow
-
-  void add(const void* data, int64_t size) {
-    if (size > 0) stretches.push_back(lines_around(data, size));
-  }
-  void add(const Product& p, Share panels) {
-    each_side(p, panels, [this](const void* data, int64_t size) { add(data, size); });
-    const int64_t groups = ceil_div(p.num_outputs, kGroup), group_bytes = p.num_units * kLine;
-    const int64_t begin = panels.begin * kPanelGroups;
-    add(p.packed + begin * group_bytes,
-        (std::min(panels.end * kPanelGroups, groups) - begin) * group_bytes);
-  }
-};
-
-
-int64_t num_lines(const void* data, int64_t size) {
-  const Stretch lines = lines_around(data, size);
-  return (lines.end - lines.begin) / kLine;
-}
 
 // One call: who computes what in which order. Threads share it.
 struct Pass {
@@ -289,7 +198,6 @@ void divide(Type type, const char* x, const char* by, char* out, int64_t count) 
 }
 
 void Pass::run(const Worker& me) {
-  ask(me.stream, std::min(kFirstLines, me.stream.limit));
   copy_tap(-1, me.share(ceil_div(width, kPanelOutputs)));
   for (size_t i = 0; i < layers.size(); ++i) run_layer(i, me);
   if (final_norm.weight != nullptr) {
@@ -500,17 +408,8 @@ void Pass::gate(const Layer& layer, int64_t token, int64_t begin, int64_t end) {
 
 }  // namespace
 
-// Keys and values of the layers of one stack, checked once: there are two tensors for each layer,
-// and to take them from Python and to look at them takes as long as many a product.
-struct StackPages : torch::CustomClassHolder {
-  int64_t owner = 0;  // number of the stack
-  std::vector<Tensor> tensors;  // keeps the memory alive
-  std::vector<Attention> attention;  // of each layer, as far as the pages tell
-  int64_t num_pages = 0, page_size = 0;
-};
-
 // Weights of the layers, and memory for the work. Calls take turns.
-struct Stack : torch::CustomClassHolder {
+struct Stack : StackLayers {
   using Optional = std::optional<Tensor>;
 
   // Of each layer: norms before attention, before the MLP, of q heads, of k heads (the last two or
@@ -589,6 +488,7 @@ struct Stack : torch::CustomClassHolder {
     check_pages(k_pages, v_pages);
     auto pages = c10::make_intrusive<StackPages>();
     pages->owner = number_;
+    pages->layers = c10::intrusive_ptr<StackLayers>::reclaim_copy(this);
     pages->num_pages = k_pages[0].size(0);
     pages->page_size = k_pages[0].size(2);
     for (size_t i = 0; i < layers_.size(); ++i) {
@@ -684,6 +584,19 @@ struct Stack : torch::CustomClassHolder {
     return {out, accepted, next};
   }
 
+  void surround(const StackCall& call, const StackPages& pages, StackStages& stages) override {
+    TORCH_CHECK(final_norm_.weight != nullptr, "a stack between stages needs a final norm");
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const std::vector<int64_t> no_taps;
+    Pass pass = pass_of(call.layout, call.cos, call.sin, pages, no_taps);
+    pass.x.data = call.rows;
+    pass.hidden.data = call.hidden;
+    run(pass, &stages);
+  }
+
+  int64_t width() const override { return width_; }
+  at::ScalarType dtype() const override { return dtype_; }
+
  private:
   static constexpr int64_t kLeastRows = 2;  // of a layout, as dspark.engine.batch has it
 
@@ -696,43 +609,50 @@ struct Stack : torch::CustomClassHolder {
   States run(const Tensor& rows, const Tensor& cos, const Tensor& sin, const StackPages& pages,
              const Layout& layout, const std::vector<int64_t>& taps, bool has_logits,
              std::vector<Best>* bests) {
-    TORCH_CHECK(pages.owner == number_, "the pages are those of another stack");
     const int64_t num_tokens = rows.size(0), num_taps = static_cast<int64_t>(taps.size());
     const Tensor hidden = final_norm_.weight == nullptr ? rows : at::empty_like(rows);
     const Tensor logits =
         at::empty({num_tokens, has_logits ? head_->num_outputs : 0}, rows.options());
     const Tensor tapped = at::empty({num_tokens, num_taps * width_}, rows.options());
     if (num_tokens == 0) return {hidden, tapped, logits};
-    check_tables(cos, sin, layout);
-    layout.check(pages.num_pages, pages.page_size);
     const std::lock_guard<std::mutex> guard(mutex_);
-
-    Pass pass = {kernels(), layers_, layout, taps};
-    pass.type = type_of(rows);
-    pass.size = rows.element_size();
-    pass.num_tokens = num_tokens;
-    pass.width = width_;
-    pass.final_norm = final_norm_;
+    Pass pass = pass_of(layout, cos, sin, pages, taps);
     pass.head = has_logits ? &*head_ : nullptr;
     pass.head_divisors = head_divisors_;
-    pass.x = {mutable_bytes(rows), width_ * pass.size};
-    pass.hidden = {mutable_bytes(hidden), width_ * pass.size};
+    pass.x.data = mutable_bytes(rows);
+    pass.hidden.data = mutable_bytes(hidden);
     pass.logits = {mutable_bytes(logits), logits.size(1) * pass.size};
     pass.tapped = {mutable_bytes(tapped), num_taps * width_ * pass.size};
+    if (bests != nullptr) {
+      bests->assign(static_cast<size_t>(at::get_num_threads() * num_tokens),
+                    {-INFINITY, 0, false});
+      pass.bests = bests->data();
+    }
+    run(pass, nullptr);
+    if (bests != nullptr) join(*bests, num_tokens);
+    return {hidden, tapped, logits};
+  }
+
+  // What the arguments of a call tell; `layout` and `taps` stay in use.
+  Pass pass_of(const Layout& layout, const Tensor& cos, const Tensor& sin, const StackPages& pages,
+               const std::vector<int64_t>& taps) const {
+    TORCH_CHECK(pages.owner == number_, "the pages are those of another stack");
+    check_tables(cos, sin, layout);
+    layout.check(pages.num_pages, pages.page_size);
+    Pass pass = {kernels(), layers_, layout, taps};
+    pass.type = dtype_ == at::kBFloat16 ? Type::kBFloat16 : Type::kFloat32;
+    pass.size = size_of(pass.type);
+    pass.num_tokens = layout.num_tokens;
+    pass.width = width_;
+    pass.final_norm = final_norm_;
+    pass.x.stride = pass.hidden.stride = width_ * pass.size;
     pass.table_type = type_of(cos);
     pass.rotary_dim = cos.size(1);
     const int64_t table_stride = cos.size(1) * cos.element_size();
     pass.cos = {const_cast<char*>(bytes(cos)), table_stride};
     pass.sin = {const_cast<char*>(bytes(sin)), table_stride};
     pass.attention = pages.attention;
-    if (bests != nullptr) {
-      bests->assign(static_cast<size_t>(at::get_num_threads() * num_tokens),
-                    {-INFINITY, 0, false});
-      pass.bests = bests->data();
-    }
-    run(pass);
-    if (bests != nullptr) join(*bests, num_tokens);
-    return {hidden, tapped, logits};
+    return pass;
   }
 
   // Of all threads, whose columns rise: the first of equals has the lowest.
@@ -831,7 +751,7 @@ struct Stack : torch::CustomClassHolder {
     return {scratch.get(count * stride), stride};
   }
 
-  void run(Pass& pass) {
+  void run(Pass& pass, StackStages* stages) {
     plan_attention(pass);
     int64_t heads = 0, seen = 0, gates = 0, inputs = unit_bytes(width_, pass.size);
     int64_t most_values = width_;
@@ -867,17 +787,35 @@ struct Stack : torch::CustomClassHolder {
     run_team([&](int64_t number, int64_t count, Team& team) {
       WeightStream stream = {};
       const Worker me = {number, count, team, stream};
-      if (pass.is_streamed()) stream = stream_of(pass, me);
+      if (pass.is_streamed()) stream = stream_of(pass, me, stages);
+      ask(stream, std::min(kFirstLines, stream.limit));
+      if (stages != nullptr) stages->before(me);
       pass.run(me);
+      if (stages != nullptr) stages->after(me);
     });
   }
 
-  WeightStream stream_of(const Pass& pass, const Worker& me) {
-    Reading& reading = readings_[static_cast<size_t>(me.number)];
-    if (reading.num_threads != me.count) {
-      reading = {me.count, {}, 0};
+  // What a thread reads in a call, if it is known.
+  struct KnownReading {
+    int64_t num_threads = 0;  // the others read the rest; 0: not known yet
+    int64_t stages = 0;       // their number, 0 without them
+    Reading reading;
+    int64_t num_of_layers = 0;  // stretches; those of the head follow
+  };
+
+  WeightStream stream_of(const Pass& pass, const Worker& me, const StackStages* stages) {
+    KnownReading& known = readings_[static_cast<size_t>(me.number)];
+    const int64_t number = stages == nullptr ? 0 : stages->number();
+    Reading& reading = known.reading;
+    if (known.num_threads != me.count || known.stages != number) {
+      known = {me.count, number, {}, 0};
+      if (stages != nullptr) stages->read_before(me, reading);
       read_layers(layers_, width_, pass.size, me, reading);
-      reading.num_of_layers = static_cast<int64_t>(reading.stretches.size());
+      if (stages != nullptr) {
+        reading.add(final_norm_.weight, width_ * pass.size);
+        stages->read_after(me, reading);
+      }
+      known.num_of_layers = static_cast<int64_t>(reading.stretches.size());
       if (head_) {
         if (final_norm_.weight != nullptr) reading.add(final_norm_.weight, width_ * pass.size);
         reading.add(*head_, me.share(head_->num_panels()));
@@ -885,7 +823,7 @@ struct Stack : torch::CustomClassHolder {
     }
     const Stretch* const first = reading.stretches.data();
     const int64_t count = pass.head != nullptr ? static_cast<int64_t>(reading.stretches.size())
-                                               : reading.num_of_layers;
+                                               : known.num_of_layers;
     return {first, first + count, first->begin, 0, kLinesAhead};
   }
 
@@ -901,7 +839,7 @@ struct Stack : torch::CustomClassHolder {
   at::ScalarType dtype_;
   std::mutex mutex_;
   std::vector<std::pair<const Layer*, std::unique_ptr<AttentionWork>>> works_;
-  std::vector<Reading> readings_;  // of each thread
+  std::vector<KnownReading> readings_;  // of each thread
   Scratch inputs_, scales_, heads_, seen_, gate_up_, gated_, gain_, memory_;
 };
 
@@ -916,6 +854,7 @@ TORCH_LIBRARY_FRAGMENT(dspark, m) {
       .def("bind", &Stack::bind)
       .def("forward", &Stack::forward)
       .def("decode", &Stack::decode);
+  define_draft_round(m);
 }
 
 }  // namespace dspark
