@@ -102,7 +102,12 @@ class Service:
 
     async def chat(self, body: ChatRequest) -> Response:
         """The reply to a conversation."""
-        wishes = Wishes(is_chat=True, has_logprobs=body.logprobs or False, **_stream_wishes(body))
+        wishes = Wishes(
+            is_chat=True,
+            has_tools=bool(body.usable_tools),
+            has_logprobs=body.logprobs or False,
+            **_stream_wishes(body),
+        )
         return await self._reply(body, wishes, "chatcmpl")
 
     async def completion(self, body: CompletionRequest) -> Response:

@@ -3,17 +3,23 @@
 What depends on the model is checked here. It knows no HTTP.
 """
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dspark.core import Request, SamplingParams
+from dspark.algorithms.late_grammar import LateGrammar
+from dspark.core import Grammar, Request, SamplingParams
 from dspark.errors import InputError
 from dspark.llm import LLM
-from dspark.serving.protocol import ChatRequest, CompletionRequest, Message
+from dspark.serving.protocol import ChatRequest, CompletionRequest, Message, ToolCall
 from dspark.serving.refusals import Refusal
+from dspark.serving.tools import grammar_of, instructions, rendered_call
 from dspark.serving.work import Order
 
+_END_OF_THOUGHT = "</think>"
+"""What ends the thoughts of the models whose templates have a thinking mode."""
 COMPLETION_TOKENS = 16
 """Tokens of a completion whose request names no limit; the API's own number."""
 
@@ -42,10 +48,55 @@ class OrderDesk:
             thinking = body.chat_template_kwargs.enable_thinking
         thinking = self._llm.thinking if thinking is None else thinking
         self._llm.tokenizer.check_thinking(thinking)
-        messages = [_message(message) for message in body.messages]
-        prompt_ids = self._llm.tokenizer.chat(messages, thinking=thinking)
+        prompt_ids = self._prompt_ids(body, thinking)
         return self._order(
-            body, [prompt_ids], default=self._limits.chat_tokens, order_id=order_id, now_s=now_s
+            body,
+            [prompt_ids],
+            default=self._limits.chat_tokens,
+            order_id=order_id,
+            now_s=now_s,
+            grammar=self._grammar(body, thinking),
+        )
+
+    def _prompt_ids(self, body: ChatRequest, thinking: bool | None) -> list[int]:
+        tokenizer = self._llm.tokenizer
+        knows_tools = tokenizer.knows_tools
+        messages = [_message(message, knows_tools=knows_tools) for message in body.messages]
+        tools = [tool.model_dump(exclude_none=True) for tool in body.usable_tools]
+        if tools and not knows_tools:
+            messages = _with_instructions(messages, instructions(tools))
+        return tokenizer.chat(
+            messages, thinking=thinking, tools=tools if tools and knows_tools else None
+        )
+
+    def _grammar(self, body: ChatRequest, thinking: bool | None) -> Grammar | None:
+        """What holds the answer to its form, behind its thoughts if it thinks."""
+        form = body.response_format
+        tools = [tool.model_dump(exclude_none=True) for tool in body.usable_tools]
+        try:
+            if tools:
+                tag = grammar_of(
+                    tools,
+                    must_call=body.must_call,
+                    may_call_again=body.parallel_tool_calls is not False,
+                )
+                grammar: Grammar = self._llm.grammars.structural_tag(tag)
+            elif form is None or form.type == "text":
+                return None
+            elif form.json_schema is None:
+                grammar = self._llm.grammars.json_schema({"type": "object"})
+            else:
+                grammar = self._llm.grammars.json_schema(form.json_schema.schema_)
+        except InputError as error:
+            param = "tools" if tools else "response_format"
+            raise Refusal(400, str(error), param=param) from error
+        is_free = bool(tools) and not body.must_call
+        if is_free or thinking is False or not self._llm.tokenizer.has_thinking_modes:
+            return grammar
+        return LateGrammar(
+            grammar=grammar,
+            marker=self._llm.tokenizer.encode_rendered(_END_OF_THOUGHT),
+            end_ids=self._llm.target.spec.eos_ids,
         )
 
     def completion(self, body: CompletionRequest, *, order_id: str, now_s: float) -> Order:
@@ -61,10 +112,12 @@ class OrderDesk:
         default: int | None,
         order_id: str,
         now_s: float,
+        grammar: Grammar | None = None,
     ) -> Order:
         requests: list[Request] = []
         for prompt_ids in prompts:
             params = self._params(body, len(prompt_ids), default)
+            params = replace(params, grammar=grammar) if grammar is not None else params
             for i in range(body.n or 1):
                 requests.append(
                     Request(
@@ -164,8 +217,16 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _message(message: Message) -> dict[str, Any]:
-    """As chat templates read it."""
+def _with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The conversation with words for its system message."""
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": text}, *messages]
+    first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
+    return [first, *messages[1:]]
+
+
+def _message(message: Message, *, knows_tools: bool) -> dict[str, Any]:
+    """As chat templates read it; calls become text for one that does not know them."""
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)
@@ -177,11 +238,23 @@ def _message(message: Message) -> dict[str, Any]:
         found["name"] = message.name
     if message.reasoning_content is not None:
         found["reasoning_content"] = message.reasoning_content
-    if message.tool_calls is not None:
-        found["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    calls = message.tool_calls or ()
+    if calls and knows_tools:
+        found["tool_calls"] = [_for_template(call) for call in calls]
+    elif calls:
+        texts = [rendered_call(call.function.name, call.function.arguments) for call in calls]
+        found["content"] = "\n".join(filter(None, [found["content"], *texts]))
     if message.tool_call_id is not None:
         found["tool_call_id"] = message.tool_call_id
     return found
+
+
+def _for_template(call: ToolCall) -> dict[str, Any]:
+    """Templates write the arguments as JSON themselves."""
+    values = call.model_dump()
+    with suppress(ValueError):
+        values["function"]["arguments"] = json.loads(call.function.arguments)
+    return values
 
 
 def _reseeded(params: SamplingParams, i: int) -> SamplingParams:

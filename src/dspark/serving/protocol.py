@@ -75,10 +75,57 @@ class TemplateOptions(_Strict):
     enable_thinking: bool | None = None
 
 
-class ResponseFormat(_Strict):
-    """The form of the answer."""
+class JsonSchema(_Strict):
+    """A schema by name."""
 
-    type: Literal["text"]
+    name: str
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+    """The answer follows the schema either way."""
+
+
+class ResponseFormat(_Strict):
+    """The form of the answer: free, any JSON object, or what a schema describes."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("response_format.json_schema belongs to type json_schema")
+        return self
+
+
+class Function(_Strict):
+    """What a tool does."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    """Arguments follow the schema either way."""
+
+
+class Tool(_Strict):
+    """A function that the model may ask for."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(_Strict):
+    """The name of a tool."""
+
+    name: str
+
+
+class NamedTool(_Strict):
+    """The one tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class _Common(_Strict):
@@ -161,7 +208,37 @@ class ChatRequest(_Common):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        names = [tool.function.name for tool in self.tools or ()]
+        if self.must_call and not names:
+            raise ValueError("tool_choice asks for a call, but there are no tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice names no tool of tools, which are {names}")
+        has_format = self.response_format is not None and self.response_format.type != "text"
+        if self.usable_tools and has_format:
+            raise ValueError("response_format and tools are both given; use one of them")
+        return self
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer has to begin with a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """The tools that this answer may call."""
+        if self.tool_choice == "none":
+            return []
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            return [tool for tool in self.tools or () if tool.function.name == name]
+        return list(self.tools or ())
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

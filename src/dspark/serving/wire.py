@@ -11,6 +11,7 @@ from json import dumps
 from typing import Any
 
 from dspark.core import FinishReason, TokenLogprobs
+from dspark.serving.tools import Call, CallReader, new_id
 from dspark.serving.work import Counts, Order, Piece
 from dspark.text.tokenizer import Tokenizer
 
@@ -27,6 +28,8 @@ class Wishes:
     """What a client wants to be told."""
 
     is_chat: bool
+    has_tools: bool = False
+    """Calls of tools are read from the answer."""
     has_logprobs: bool = False
     has_token_ids: bool = False
     has_usage: bool = False
@@ -52,6 +55,7 @@ class Writer:
             f'data: {{"id":{dumps(order.id)},"object":"{kind}","created":{created},'
             f'"model":{dumps(model)},"choices":[{{"index":'
         )
+        self._readers: dict[int, CallReader] = {}
         self._offsets: dict[int, int] = {}
         # answers to one prompt share its list of ids
         firsts: dict[int, int] = {}
@@ -78,13 +82,30 @@ class Writer:
             tail = '}],"usage":null}\n\n' if wishes.has_usage else "}]}\n\n"
         if wishes.is_chat:
             role = '"role":"assistant",' if is_first else ""
-            text = f'"delta":{{{role}"content":{dumps(piece.text)}}}'
+            body = f'"content":{dumps(piece.text)}'
+            if wishes.has_tools:
+                body, ending = self._with_calls(piece, ending)
+            text = f'"delta":{{{role}{body}}}'
         else:
             text = f'"text":{dumps(piece.text)}'
         return (
             f'{self._head}{index},{text},"logprobs":{logprobs},"finish_reason":{ending}'
             f"{extra}{tail}"
         )
+
+    def _with_calls(self, piece: Piece, ending: str) -> tuple[str, str]:
+        """Fields of the delta, and the finish reason, of an answer that may hold calls."""
+        reader = self._readers.setdefault(piece.answer, CallReader())
+        first = reader.num_calls
+        text, calls = reader.push(piece.text)
+        if piece.finish_reason is not None:
+            text += reader.flush()
+            ending = '"tool_calls"' if reader.num_calls and ending == '"stop"' else ending
+        body = f'"content":{dumps(text)}'
+        if calls:
+            found = [{"index": first + i, **_call(call)} for i, call in enumerate(calls)]
+            body += f',"tool_calls":{dumps(found)}'
+        return body, ending
 
     def usage_chunk(self) -> str:
         """The chunk after the last piece, for who asked for it."""
@@ -137,12 +158,15 @@ class Writer:
         assert reason is not None
         text = "".join(piece.text for piece in pieces)
         choice: dict[str, Any] = {"index": index}
+        ending = json.loads(_REASONS[reason])
         if self._wishes.is_chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            if self._wishes.has_tools:
+                ending = _move_calls(choice["message"], ending)
         else:
             choice["text"] = text
         choice["logprobs"] = self._joined_logprobs(pieces) if self._wishes.has_logprobs else None
-        choice["finish_reason"] = json.loads(_REASONS[reason])
+        choice["finish_reason"] = ending
         if self._wishes.has_token_ids:
             choice["token_ids"] = [token for piece in pieces for token in piece.token_ids]
         return choice
@@ -199,3 +223,23 @@ class Writer:
     def _text(self, token_id: int) -> str:
         data = self._tokenizer.token_bytes(token_id, keep_special=True)
         return data.decode("utf-8", errors="replace")
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {
+        "id": new_id(),
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def _move_calls(message: dict[str, Any], ending: str) -> str:
+    """Take the calls out of a message's text; returns the finish reason."""
+    reader = CallReader()
+    text, calls = reader.push(message["content"])
+    text += reader.flush()
+    if not calls:
+        return ending
+    message["content"] = text or None
+    message["tool_calls"] = [_call(call) for call in calls]
+    return "tool_calls" if ending == "stop" else ending

@@ -122,16 +122,27 @@ class Tokenizer:
                 "leave the option out."
             )
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template writes a list of tools."""
+        template = self._tokenizer.chat_template or ""
+        return "tools" in (template if isinstance(template, str) else json.dumps(template))
+
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, thinking: bool | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        thinking: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Ids of a conversation, ready for the model's answer.
 
         The target's template decides everything, its default system prompt too; `thinking` is
-        handed to it as `enable_thinking`, `None` leaves that to the template. Raises `ModelError`
+        handed to it as `enable_thinking`, `None` leaves that to the template; `tools` are handed to
+        a template that `knows_tools`. Raises `ModelError`
         if the target has no template, `InputError` if it refuses the messages.
         """
-        return self.encode_rendered(self.render(messages, thinking=thinking))
+        return self.encode_rendered(self.render(messages, thinking=thinking, tools=tools))
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of a text that a template rendered: it carries its special tokens already."""
@@ -143,6 +154,7 @@ class Tokenizer:
         *,
         thinking: bool | None = None,
         is_answered: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The text of a conversation with the generation prompt; what `chat` encodes.
 
@@ -164,6 +176,7 @@ class Tokenizer:
                 tokenize=False,
                 add_generation_prompt=not is_answered,
                 **({} if thinking is None else {"enable_thinking": thinking}),
+                **({} if tools is None else {"tools": [dict(tool) for tool in tools]}),
             )
         except (TemplateError, TypeError) as error:
             raise InputError(
