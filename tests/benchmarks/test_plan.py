@@ -2,7 +2,9 @@
 
 import pytest
 
+from dspark.benchmarks import plan
 from dspark.benchmarks.plan import PlanConfig, measure, plan_times
+from dspark.engine.adaptive_planner import AdaptivePlanner
 from dspark.errors import InputError
 from tests.toys import toy_target
 
@@ -15,10 +17,24 @@ def test_the_json_has_the_agreed_keys():
     assert (data["requests"], data["block_size"]) == (3, 4)
     assert data["share_of_step"] == pytest.approx(data["median_us"] / 1e3 / data["step_ms"])
     assert data["one_request_share"] > 0
+    assert data["median_us"] == data["many"]["median_us"]
 
 
-def test_every_repeat_is_timed():
-    assert len(plan_times(PlanConfig(repeats=7), num_requests=2)) == 7
+@pytest.mark.parametrize("num_requests", [1, 2, 20])
+def test_the_engines_own_planner_is_timed_while_everybody_drafts(num_requests: int, monkeypatch):
+    planners = []
+
+    class Watched(AdaptivePlanner):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            planners.append(self)
+
+    monkeypatch.setattr(plan, "AdaptivePlanner", Watched)
+    times = plan_times(PlanConfig(repeats=70), num_requests=num_requests)
+    assert 0 < times.plan_us <= times.median_us <= times.p99_us
+    (planner,) = planners
+    assert len(planner.records) == 70
+    assert all(record.num_drafting == num_requests for record in planner.records)
 
 
 @pytest.mark.parametrize("name", ["requests", "block_size", "repeats", "context"])

@@ -18,6 +18,7 @@ Letters: N rounds, K positions.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
@@ -32,6 +33,7 @@ _MOST_WEIGHT = 2.0
 # How strongly a fit is pulled towards what was believed before; about that many observations.
 _PRIOR = 20.0
 _NUM_NEWTON_STEPS = 50
+_NEAR_ENOUGH = 1e-5
 # A gap is drift if noise does not explain it and it is large enough to matter.
 _NUM_ERRORS = 4.0
 _LEAST_GAP = 0.03
@@ -95,8 +97,7 @@ class Window:
     def weights_at(self, slot: int, half_life: float) -> Floats:
         """What an observation of a position weighs: rarely seen ones more, old ones less: [N]."""
         weight_N = np.where(self.planned_N > slot, 1.0, min(1.0 / self.share, _MOST_WEIGHT))
-        age_N = np.arange(len(weight_N))[::-1]
-        faded_N: Floats = weight_N * 0.5 ** (age_N / half_life)
+        faded_N: Floats = weight_N * _fading(len(weight_N), half_life)
         return faded_N
 
 
@@ -223,12 +224,20 @@ def fit_logistic(
         hessian = (features_N2 * curvature_N[:, None]).T @ features_N2 + _PRIOR * np.eye(2)
         step = np.clip(np.linalg.solve(hessian, gradient), -2.0, 2.0)
         found += step
-        if np.abs(step).max() < 1e-9:
+        if np.abs(step).max() < _NEAR_ENOUGH:
             break
     if found[0] >= 0.0:
         return float(found[0]), float(found[1])
     share = float((weights_N * is_accepted_N).sum() + 1.0) / float(weights_N.sum() + 2.0)
     return 0.0, math.log(share / (1.0 - share))
+
+
+@lru_cache(maxsize=8)
+def _fading(num_rounds: int, half_life: float) -> Floats:
+    """What rounds weigh by their age, the newest last: [N]."""
+    faded_N: Floats = 0.5 ** (np.arange(num_rounds)[::-1] / half_life)
+    faded_N.flags.writeable = False
+    return faded_N
 
 
 def _mixed(value: int) -> int:

@@ -1,24 +1,27 @@
-"""`dspark bench plan`: what choosing a budget costs, beside a real step of as many requests.
+"""`dspark bench plan`: what planning costs, beside a real step of as many requests.
 
-It times the pure part of a plan as an engine runs it once a step: prices from a table, the
-budget from earlier survivals, calibrated survivals of a new block, admission, lengths as numbers.
+It times the engine's own planner in service, without an engine: what it decides before a block is
+drawn (`caps`), what it chooses of the block (`plan`), and what it learns behind it (`observe`).
+Medians are of a usual step; means hold the steps in which it decides anew and learns.
 """
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from dspark.algorithms.calibration import Scaling
 from dspark.algorithms.cost_curve import CostCurve
 from dspark.algorithms.fingerprint import Fingerprint
-from dspark.algorithms.prefix_scheduler import Limits, admit, choose_budget
+from dspark.algorithms.policies import Adaptive
 from dspark.algorithms.step_cost import ContextCost, StepCost, VerifyRow
 from dspark.benchmarks.environment import Environment
 from dspark.benchmarks.passes import Passes
+from dspark.core import SamplingParams
+from dspark.engine.adaptive_planner import AdaptivePlanner
+from dspark.engine.planner import Outcome, Outlook
 from dspark.errors import InputError
 from dspark.models.target import Target
 
@@ -45,6 +48,34 @@ class PlanConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTimes:
+    """Microseconds of one step's planning."""
+
+    median_us: float
+    """Before the block and behind it."""
+    p99_us: float
+    mean_us: float
+    """Of all, learning included."""
+    caps_us: float
+    """Medians of the parts."""
+    plan_us: float
+    observe_us: float
+
+    @classmethod
+    def of(cls, caps: Sequence[float], plans: Sequence[float], learns: Sequence[float]) -> Self:
+        """From microseconds of each step."""
+        both = [c + p for c, p in zip(caps, plans, strict=True)]
+        return cls(
+            median_us=statistics.median(both),
+            p99_us=float(np.percentile(both, 99)),
+            mean_us=statistics.fmean(both) + statistics.fmean(learns),
+            caps_us=statistics.median(caps),
+            plan_us=statistics.median(plans),
+            observe_us=statistics.median(learns),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
     """Times of one plan and of one step, and what part the plan would be."""
 
@@ -58,6 +89,8 @@ class PlanReport:
     one_request_us: float
     one_request_step_ms: float
     one_request_share: float
+    many: PlanTimes
+    one: PlanTimes
     environment: Environment
 
     def to_json(self) -> dict[str, Any]:
@@ -67,8 +100,8 @@ class PlanReport:
 
 def measure(target: Target, *, config: PlanConfig) -> PlanReport:
     """Plans of `config.requests` and of one request, beside the target's passes."""
-    many_us = plan_times(config, num_requests=config.requests)
-    one_us = plan_times(config, num_requests=1)
+    many = plan_times(config, num_requests=config.requests)
+    one = plan_times(config, num_requests=1)
     passes = Passes(target, num_requests=config.requests, num_positions=config.context + 1)
     passes.fill(seed=0)
 
@@ -77,48 +110,68 @@ def measure(target: Target, *, config: PlanConfig) -> PlanReport:
         return 1e3 * _median_s(lambda: passes.run(rows, start=config.context))
 
     many_ms, one_ms = step_ms(config.requests), step_ms(1)
-    median_us = statistics.median(many_us)
     return PlanReport(
         requests=config.requests,
         block_size=config.block_size,
-        median_us=median_us,
-        p99_us=float(np.percentile(many_us, 99)),
+        median_us=many.median_us,
+        p99_us=many.p99_us,
         step_ms=many_ms,
-        share_of_step=median_us / 1e3 / many_ms,
-        one_request_us=statistics.median(one_us),
+        share_of_step=many.median_us / 1e3 / many_ms,
+        one_request_us=one.median_us,
         one_request_step_ms=one_ms,
-        one_request_share=statistics.median(one_us) / 1e3 / one_ms,
+        one_request_share=one.median_us / 1e3 / one_ms,
+        many=many,
+        one=one,
         environment=Environment.here(),
     )
 
 
-def plan_times(config: PlanConfig, *, num_requests: int) -> list[float]:
-    """Microseconds of each of `config.repeats` plans, all of different confidences."""
+def plan_times(config: PlanConfig, *, num_requests: int) -> PlanTimes:
+    """`config.repeats` steps of the engine's planner, all of different confidences.
+
+    Everybody drafts: the drafter costs little, and its tokens survive as it says.
+    """
     rng = np.random.default_rng(0)
     shape = (num_requests, config.block_size)
-    cost = _staircase(num_requests, config.block_size)
-    scaling = Scaling.of_temperatures([1.5] * config.block_size)
-    limits = Limits(caps_R=np.full(num_requests, config.block_size))
-    history_RK = scaling.survival(rng.normal(1.0, 1.5, shape).astype(np.float32))
-    times, budget = [], 0
-    for _ in range(config.repeats):
-        logits_RK = rng.normal(1.0, 1.5, shape).astype(np.float32)
-        started = time.perf_counter()
-        prices = cost.prices(
-            num_requests=num_requests,
-            num_drafting=num_requests,
+    planner = AdaptivePlanner(
+        Adaptive(), block_size=config.block_size, cost=_staircase(num_requests, config.block_size)
+    )
+    params = SamplingParams(seed=1)
+    for slot in range(num_requests):
+        planner.begin(slot, params, slot)
+    times: list[tuple[float, float, float]] = []
+    for step in range(config.repeats):
+        outlook = Outlook(
+            slots=list(range(num_requests)),
+            rounds=[step] * num_requests,
+            max_widths=[config.block_size] * num_requests,
             num_prompt_tokens=0,
             num_certain=num_requests,
-            context=200 * num_requests,
-            most=num_requests * config.block_size,
-            is_drafted=False,
+            context=(200 + step // 100) * num_requests,
         )
-        choice = choose_budget(history_RK, prices, limits, incumbent=budget, margin=0.02)
-        survival_RK = scaling.survival(logits_RK)
-        admit(survival_RK, choice, limits.caps_R).tolist()
-        times.append(1e6 * (time.perf_counter() - started))
-        history_RK, budget = survival_RK, choice.budget
-    return times
+        logits_RK = rng.normal(3.0, 1.0, shape).astype(np.float32)
+        is_kept_RK = rng.random(shape) < 1.0 / (1.0 + np.exp(-logits_RK))
+        reached_R = is_kept_RK.cumprod(1).sum(1)
+        moments = [time.perf_counter()]
+        caps = planner.caps(outlook)
+        moments.append(time.perf_counter())
+        lengths: Sequence[int] = [0] * num_requests
+        if any(caps):
+            lengths = planner.plan(logits_RK, caps).lengths
+        moments.append(time.perf_counter())
+        outcome = Outcome(
+            verified=lengths,
+            accepted=np.minimum(reached_R, lengths).tolist(),
+            num_prompt_tokens=0,
+            draft_seconds=None,
+            verify_seconds=None,
+        )
+        before = time.perf_counter()
+        planner.observe(outcome)
+        learnt = time.perf_counter() - before
+        times.append((moments[1] - moments[0], moments[2] - moments[1], learnt))
+    caps_us, plans_us, learns_us = (1e6 * np.array(times).T).tolist()
+    return PlanTimes.of(caps_us, plans_us, learns_us)
 
 
 def _staircase(num_requests: int, block_size: int) -> StepCost:

@@ -252,14 +252,21 @@ def _print_missing(console: Console, missing: Mapping[str, str]) -> None:
 def print_plan(console: Console, report: PlanReport) -> None:
     """Time of a plan beside the step that it is made for."""
     table = Table(title=f"choosing a budget, block of {report.block_size}")
-    for name in ("requests", "plan, us (median)", "target pass, ms", "share"):
+    names = ("requests", "plan, us (median)", "with learning (mean)", "target pass, ms", "share")
+    for name in names:
         table.add_column(name, justify="right")
     rows = (
-        (1, report.one_request_us, report.one_request_step_ms, report.one_request_share),
-        (report.requests, report.median_us, report.step_ms, report.share_of_step),
+        (1, report.one, report.one_request_step_ms, report.one_request_share),
+        (report.requests, report.many, report.step_ms, report.share_of_step),
     )
-    for requests, plan_us, step_ms, share in rows:
-        table.add_row(str(requests), f"{plan_us:.0f}", f"{step_ms:.1f}", f"{share:.2%}")
+    for requests, times, step_ms, share in rows:
+        table.add_row(
+            str(requests),
+            f"{times.median_us:.0f}",
+            f"{times.mean_us:.0f}",
+            f"{step_ms:.1f}",
+            f"{share:.2%}",
+        )
     console.print(report.environment.sentence(), style="dim", highlight=False)
     console.print(table)
 

@@ -42,7 +42,7 @@ from dspark.core import SamplingParams, VerifyPlan
 from dspark.engine.crew import Crew, Member
 from dspark.engine.going_rate import GoingRate
 from dspark.engine.hindsight import Hindsight
-from dspark.engine.live_calibration import LiveCalibration
+from dspark.engine.live_calibration import LiveCalibration, Rounds
 from dspark.engine.live_costs import LiveCosts, StepSeconds
 from dspark.engine.planner import NUM_RECORDS, Curve, Outcome, Outlook, PlanRecord
 from dspark.engine.probes import MOST_PROBED, Probes
@@ -54,6 +54,8 @@ _HOLDS, _RESTS = 8, 16
 """Steps that a decision to draft, or not to, serves while the requests stay the same."""
 _FIRST_STEPS, _HOLDS_FIRST = 64, 4
 """So many steps of a service learn faster."""
+_TAKEN_IN_AT = 32
+"""Outcomes that are taken in together, at most."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +111,8 @@ class AdaptivePlanner:
     ) -> None:
         """`calibration` `None` believes the drafter's own confidences."""
         self.policy = policy
-        self.records: deque[PlanRecord] = deque(maxlen=NUM_RECORDS)
+        self._records: deque[PlanRecord] = deque(maxlen=NUM_RECORDS)
+        self._unrecorded: deque[tuple[_Step, Outcome]] = deque(maxlen=NUM_RECORDS)
         self.costs = LiveCosts(cost)
         base = Calibration.identity(block_size) if calibration is None else calibration
         self.calibration = LiveCalibration(base, share=policy.share)
@@ -126,6 +129,13 @@ class AdaptivePlanner:
         self._num_steps = 0
         self._step: _Step | None = None
         self._held: _Decision | None = None
+
+    @property
+    def records(self) -> deque[PlanRecord]:
+        """The last steps; written when somebody asks."""
+        while self._unrecorded:
+            self._records.append(self._record(*self._unrecorded.popleft()))
+        return self._records
 
     def begin(self, slot: int, params: SamplingParams, seed: int) -> None:
         """A new request takes this place."""
@@ -175,10 +185,10 @@ class AdaptivePlanner:
         step, self._step = self._step, None
         assert step is not None
         self._num_steps += 1
-        self._probes.earn(len(outcome.accepted) + sum(outcome.accepted))
-        self.records.append(self._record(step, outcome))
-        self._pending.append((step, outcome))
-        if len(self._pending) >= _RESTS:
+        ended = (step, outcome)
+        self._unrecorded.append(ended)
+        self._pending.append(ended)
+        if len(self._pending) >= _TAKEN_IN_AT:
             self._take_in()
 
     def _plan_few(self, step: _Step, logits_RK: Logits) -> None:
@@ -282,7 +292,9 @@ class AdaptivePlanner:
             and held.has_prompts == has_prompts
         )
         if not is_held or held is None:
-            self._take_in()
+            # a probe, and the first steps, are for what they show
+            if held is None or held.probed or self._num_steps < _FIRST_STEPS:
+                self._take_in()
             crew = Crew(slots, [self._members[slot] for slot in slots])
             held = self._held = self._decide(outlook, crew)
         held.steps_left -= 1
@@ -455,6 +467,7 @@ class AdaptivePlanner:
         """Learns from the steps that ended since the last time."""
         pending, self._pending = self._pending, []
         for step, outcome in pending:
+            self._probes.earn(len(outcome.accepted) + sum(outcome.accepted))
             if step.logits_RK is not None:
                 self._learn(step, outcome)
             if outcome.seconds is not None and outcome.num_prompt_tokens == 0:
@@ -470,34 +483,29 @@ class AdaptivePlanner:
 
     def _learn(self, step: _Step, outcome: Outcome) -> None:
         assert step.logits_RK is not None
-        crew, rows = step.decision.crew, list(step.drafting)
-        slots = [crew.slots[r] for r in rows]
+        crew, rows = step.decision.crew, step.drafting
+        slots = crew.slots if len(rows) == len(crew.slots) else [crew.slots[r] for r in rows]
         self._probes.drafted(slots, [step.outlook.rounds[r] for r in rows])
         if step.decision.probed:
             self._charge(step, outcome)
-        self._look_back(step, outcome, rows)
-        fitted = self._calibration_in_use().observe(
-            step.logits_RK[rows],
-            [crew.classes[r] for r in rows],
-            planned=[step.planned[r] for r in rows],
-            verified=[outcome.verified[r] for r in rows],
-            accepted=[outcome.accepted[r] for r in rows],
-        )
-        for index in fitted:
-            self._hindsight[index].forget()
+        for index in set(crew.classes):
+            own = rows
+            if len(crew.class_R) > 1:
+                own = [r for r in rows if crew.classes[r] == index]
+            if own:
+                self._learn_class(index, own, step, outcome)
 
-    def _look_back(self, step: _Step, outcome: Outcome, rows: Sequence[int]) -> None:
-        """What was said of the tokens that were verified, and what they brought."""
-        classes, trusts = step.decision.crew.classes, step.decision.trust_R
-        for index in set(classes):
-            seen = [
-                r
-                for r in rows
-                # an answer that ended in its block tells little
-                if classes[r] == index and outcome.verified[r] == step.lengths[r]
-            ]
-            said = sum(step.expected_R[r] / (trusts[r] if trusts else 1.0) for r in seen)
-            self._hindsight[index].add(said, sum(outcome.accepted[r] for r in seen))
+    def _learn_class(self, index: int, rows: Sequence[int], step: _Step, outcome: Outcome) -> None:
+        """From the rounds of requests whose confidences are calibrated together."""
+        assert step.logits_RK is not None
+        # an answer that ended in its block tells little of what was said
+        whole = [r for r in rows if outcome.verified[r] == step.lengths[r]]
+        trusts = step.decision.trust_R
+        said = sum([step.expected_R[r] for r in whole]) / (trusts[rows[0]] if trusts else 1.0)
+        self._hindsight[index].add(said, sum([outcome.accepted[r] for r in whole]))
+        rounds = Rounds(rows, step.logits_RK, step.planned, outcome.verified, outcome.accepted)
+        if self._calibration_in_use().observe(rounds, index):
+            self._hindsight[index].forget()
 
     def _charge(self, step: _Step, outcome: Outcome) -> None:
         """What a probe lost, all told."""

@@ -7,6 +7,7 @@ Letters: R requests, K positions, C sampling classes.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,8 +35,20 @@ _MOST_ROUNDS, _MOST_STEPS = 512, 256
 """Up to these: a refit costs about a step of its own."""
 _CHANCE_GAIN = 6.0
 """Twice the gain in log-likelihood that a refit finds in noise; only what is beyond counts."""
-_WINDOW = 4096
+_WINDOW = 2048
 _HALF_LIFE = 1500.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Rounds of a step: `rows` of what belongs to all its requests."""
+
+    rows: Sequence[int]
+    logits_RK: Logits
+    planned: Sequence[int]
+    """Without what was explored."""
+    verified: Sequence[int]
+    accepted: Sequence[int]
 
 
 class LiveCalibration:
@@ -56,9 +69,8 @@ class LiveCalibration:
         self._windows = {
             name: Window.empty(self._block_size, share=share, size=_WINDOW) for name in _CLASSES
         }
-        self._rounds: dict[SamplingClass, list[tuple[Logits, int, int, int]]] = {
-            name: [] for name in _CLASSES
-        }
+        self._rounds: dict[SamplingClass, list[Rounds]] = {name: [] for name in _CLASSES}
+        self._num_rounds = dict.fromkeys(_CLASSES, 0)
         self._steps_since = dict.fromkeys(_CLASSES, 0)
         self._num_refits = dict.fromkeys(_CLASSES, 0)
         for name in _CLASSES:
@@ -94,42 +106,32 @@ class LiveCalibration:
             found.append(survival)
         return found
 
-    def observe(
-        self,
-        logits_RK: Logits,
-        classes: Sequence[int],
-        *,
-        planned: Sequence[int],
-        verified: Sequence[int],
-        accepted: Sequence[int],
-    ) -> list[int]:
-        """The outcome of a step's rounds; `planned` without what was explored.
-
-        Returns the classes that were fitted anew.
-        """
-        rounds = zip(logits_RK, planned, verified, accepted, strict=True)
-        for index, item in zip(classes, rounds, strict=True):
-            self._rounds[_CLASSES[index]].append(item)
-        fitted = []
-        for name in {_CLASSES[index] for index in classes}:
-            self._steps_since[name] += 1
-            growth = 2 ** min(self._num_refits[name], 4)
-            is_due = self._steps_since[name] >= min(growth * _FIRST_STEPS, _MOST_STEPS)
-            if is_due and len(self._rounds[name]) >= min(growth * _FIRST_ROUNDS, _MOST_ROUNDS):
-                self._refit(name)
-                fitted.append(_CLASSES.index(name))
-        return fitted
+    def observe(self, rounds: "Rounds", index: int) -> bool:
+        """The outcome of a step's rounds of one class; whether the class was fitted anew."""
+        name = _CLASSES[index]
+        self._rounds[name].append(rounds)
+        self._num_rounds[name] += len(rounds.rows)
+        self._steps_since[name] += 1
+        growth = 2 ** min(self._num_refits[name], 4)
+        if self._steps_since[name] < min(growth * _FIRST_STEPS, _MOST_STEPS):
+            return False
+        if self._num_rounds[name] < min(growth * _FIRST_ROUNDS, _MOST_ROUNDS):
+            return False
+        self._refit(name)
+        return True
 
     def drift(self, sampling_class: SamplingClass) -> list[PositionDrift]:
         """Where recent rounds and the drafter's own scaling part."""
         return find_drift(self._windows[sampling_class], self.base.scaling(sampling_class))
 
     def _refit(self, name: SamplingClass) -> None:
-        logits, planned, verified, accepted = zip(*self._rounds[name], strict=True)
+        found, self._rounds[name], self._num_rounds[name] = self._rounds[name], [], 0
         self._windows[name] = self._windows[name].extended(
-            np.stack(logits), planned=planned, verified=verified, accepted=accepted
+            np.concatenate([part.logits_RK[part.rows] for part in found]),
+            planned=[part.planned[r] for part in found for r in part.rows],
+            verified=[part.verified[r] for part in found for r in part.rows],
+            accepted=[part.accepted[r] for part in found for r in part.rows],
         )
-        self._rounds[name] = []
         self._steps_since[name] = 0
         self._num_refits[name] += 1
         self._use(name)
@@ -137,8 +139,7 @@ class LiveCalibration:
     def _use(self, name: SamplingClass) -> None:
         scaling, window = self.base.scaling(name), self._windows[name]
         if len(window.verified_N):
-            found = refit(window, scaling, half_life=_HALF_LIFE)
-            scaling = _believed(scaling, found, window)
+            scaling = _believed(scaling, refit(window, scaling, half_life=_HALF_LIFE), window)
         index = _CLASSES.index(name)
         self._scale_CK[index] = scaling.scales
         self._bias_CK[index] = scaling.biases

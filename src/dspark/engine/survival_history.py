@@ -6,7 +6,7 @@ it learns nothing better.
 
 A request that is new stands in with the first blocks of others: the latest blocks of any would be
 those of requests that draft because they are sure.
-Letters: H blocks remembered, R requests, K positions.
+Letters: H blocks remembered, B blocks to write, R requests, K positions.
 """
 
 from collections.abc import Sequence
@@ -62,17 +62,25 @@ class SurvivalHistory:
 
     def _write(self) -> None:
         pending, self._pending = self._pending, []
-        for slots, rows in pending:
-            rows_RK = np.asarray(rows, dtype=np.float32)
-            index_R = np.asarray(slots)
-            number_R = self._num_blocks[index_R]
-            self._rows[index_R, number_R % _LATEST] = rows_RK
-            is_kept_R = number_R % _SPAN == 0
-            if is_kept_R.any():
-                place_R = _LATEST + number_R[is_kept_R] // _SPAN % _LATEST
-                self._rows[index_R[is_kept_R], place_R] = rows_RK[is_kept_R]
-            self._num_blocks[index_R] = number_R + 1
-            if int(number_R.min()) < _FIRST_BLOCKS:
-                for row in rows_RK[number_R < _FIRST_BLOCKS]:
-                    self._first_HK[self._num_first % DEPTH] = row
-                    self._num_first += 1
+        while pending:
+            slots, size = pending[0][0], 1
+            # a request's blocks of one write lie at different places
+            while size < min(len(pending), _LATEST) and pending[size][0] == slots:
+                size += 1
+            part, pending = pending[:size], pending[size:]
+            self._write_blocks(slots, np.array([rows for _, rows in part], dtype=np.float32))
+
+    def _write_blocks(self, slots: Sequence[int], rows_BRK: Blocks) -> None:
+        """B blocks of these requests, the oldest first."""
+        index_R = np.array(slots)
+        number_BR = self._num_blocks[index_R] + np.arange(len(rows_BRK))[:, None]
+        self._rows[index_R, number_BR % _LATEST] = rows_BRK
+        is_kept_BR = number_BR % _SPAN == 0
+        place_BR = _LATEST + number_BR // _SPAN % _LATEST
+        index_BR = np.broadcast_to(index_R, number_BR.shape)
+        self._rows[index_BR[is_kept_BR], place_BR[is_kept_BR]] = rows_BRK[is_kept_BR]
+        self._num_blocks[index_R] += len(rows_BRK)
+        if int(number_BR.min()) < _FIRST_BLOCKS:
+            for row in rows_BRK[number_BR < _FIRST_BLOCKS]:
+                self._first_HK[self._num_first % DEPTH] = row
+                self._num_first += 1
