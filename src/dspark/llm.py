@@ -257,6 +257,12 @@ class LLM:
         other._step_cost = self._step_cost
         return other
 
+    def with_config(self, config: CycleConfig) -> "LLM":
+        """The same target, drafter and policy, not loaded again, in an engine of other sizes."""
+        other = self.with_policy(self.policy)
+        other.config = config
+        return other
+
     def _with(
         self, drafter: DraftSource | None, *, policy: str, calibration: Calibration | None
     ) -> "LLM":

@@ -19,6 +19,7 @@ from dspark.benchmarks.demo import DemoReport, PromptReport, Verdict
 from dspark.benchmarks.exactness import ExactnessReport
 from dspark.benchmarks.perplexity import PerplexityReport
 from dspark.benchmarks.plan import PlanReport
+from dspark.benchmarks.prefix import PrefixReport
 from dspark.benchmarks.single import SingleReport
 from dspark.benchmarks.step import StepReport
 from dspark.benchmarks.throughput import ThroughputReport
@@ -230,6 +231,30 @@ def print_perplexity(console: Console, report: PerplexityReport) -> None:
         )
     for name, ratio in report.ratios.items():
         console.print(f"{name}: x{ratio:.4f}", highlight=False)
+
+
+def print_prefix(console: Console, report: PrefixReport) -> None:
+    """Two lines, without and with the cache."""
+    table = Table(
+        title=f"{report.requests} requests of {report.prompt_tokens:.0f} tokens that begin alike, "
+        f"{report.dtype}, T={report.temperature:g}"
+    )
+    table.add_column("prefix cache")
+    for name in ("known tokens", "first token, ms", "tau"):
+        table.add_column(name, justify="right")
+    for name, known, milliseconds, tau in (
+        ("off", 0.0, report.cold_ttft_ms, report.cold_tau),
+        ("on", report.cached_tokens, report.warm_ttft_ms, report.warm_tau),
+    ):
+        shown = "-" if tau is None else f"{tau:.3f}"
+        table.add_row(name, f"{known:.0f}", f"{milliseconds:.1f}", shown)
+    console.print(report.environment.sentence(), style="dim", highlight=False)
+    console.print(table)
+    console.print(
+        f"first token x{report.ratio:.1f} sooner; {report.identical} of {report.requests} answers "
+        "are the same tokens",
+        highlight=False,
+    )
 
 
 def _config(config: Mapping[str, str]) -> str:

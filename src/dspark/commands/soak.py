@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dspark.audit_command import ApiKeyFile, Model, Url
+from dspark.commands.audit import ApiKeyFile, Model, Url
 from dspark.errors import ServerFault
 from dspark.options import given, option
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from rich.console import Console
 
+from dspark.commands.serve import ServedModel
 from dspark.errors import InputError, ModelError
-from dspark.serve_command import ServedModel
 from dspark.serving.app import App, AppConfig, with_origins
 from dspark.serving.bridge import BridgeConfig
 from dspark.serving.gate import Gate

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dspark.audit_command import ApiKeyFile, Model, Url
+from dspark.commands.audit import ApiKeyFile, Model, Url
 from dspark.errors import InputError, ServerFault
 from dspark.options import given, option
 

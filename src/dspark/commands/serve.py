@@ -194,7 +194,7 @@ def serve(
         policy=policy,
     )
     if replicas is not None:
-        from dspark.serve_replicas import serve_replicas
+        from dspark.commands.replicas import serve_replicas
 
         serve_replicas(console, found, model, app_config, bridge_config, num_replicas=replicas)
         return

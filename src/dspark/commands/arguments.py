@@ -1,0 +1,123 @@
+"""Options that several commands share: type, name and help of each."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dspark.options import option
+
+TARGET_HELP = (
+    "The model that answers: a directory, a hub name, a .gguf file, or the name of a small one "
+    "that is already here."
+)
+Target = Annotated[
+    str | None, typer.Option(help=TARGET_HELP, show_default="smollm2-135m", rich_help_panel="Model")
+]
+Drafter = Annotated[
+    str | None,
+    typer.Option(
+        help="Directory of a drafter; auto takes the one shipped for the target, prompt-lookup "
+        "copies from the text itself, none decodes plainly.",
+        show_default="auto",
+        rich_help_panel="Model",
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Arithmetic: bf16, fp32, or auto, which is bf16 where the processor has it.",
+        show_default="auto",
+        rich_help_panel="Model",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, or auto.", show_default="auto", rich_help_panel="Model"),
+]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        help="int8 stores the weights in 8 bits.", show_default="none", rich_help_panel="Model"
+    ),
+]
+Eager = Annotated[
+    bool,
+    typer.Option(
+        "--eager",
+        help="Do not compile the layers: a quicker start, a slower step.",
+        rich_help_panel="Model",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        help="Processor threads.", show_default="PyTorch's choice", rich_help_panel="Model"
+    ),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        help="How many drafted tokens are verified: auto weighs confidence, load and measured "
+        "costs; fixed, fixed:K, mtp1, threshold:X, table:R=K,R=K and none do not.",
+        show_default="auto",
+        rich_help_panel="Model",
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print one line of JSON on the standard output and nothing else."),
+]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="Decode without the drafter, to see the difference.")
+]
+System = Annotated[
+    str | None,
+    typer.Option(help="System prompt.", show_default="that of the model's own chat template"),
+]
+Thinking = Annotated[
+    bool | None,
+    typer.Option(
+        "--thinking/--no-thinking",
+        help="Thinking mode of a chat template that has one.",
+        show_default="the template's",
+    ),
+]
+PARAMS = "core.SamplingParams"
+Temperature = Annotated[float | None, option(PARAMS, "temperature")]
+TopK = Annotated[int | None, option(PARAMS, "top_k")]
+TopP = Annotated[float | None, option(PARAMS, "top_p")]
+MinP = Annotated[float | None, option(PARAMS, "min_p")]
+Repetition = Annotated[float | None, option(PARAMS, "repetition_penalty")]
+Presence = Annotated[float | None, option(PARAMS, "presence_penalty")]
+Frequency = Annotated[float | None, option(PARAMS, "frequency_penalty")]
+MaxTokens = Annotated[int | None, option(PARAMS, "max_tokens")]
+MinTokens = Annotated[int | None, option(PARAMS, "min_tokens")]
+Stop = Annotated[list[str] | None, option(PARAMS, "stop")]
+Seed = Annotated[int | None, option(PARAMS, "seed")]
+MaxDraft = Annotated[int | None, option(PARAMS, "max_draft")]
+CouplingName = Annotated[str | None, option(PARAMS, "coupling")]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Go on after the model's end-of-text tokens.")
+]
+RECIPE = "recipes.Recipe"
+Peers = Annotated[
+    str,
+    typer.Option(
+        help="Other engines, or single configurations of them (llama-cpp-q8_0), separated by "
+        "commas; one that is missing is named."
+    ),
+]
+PeerPython = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME=PATH", help="Python that has this engine, in place of `bench peers`' own."
+    ),
+]
+Arithmetic = Annotated[
+    str, typer.Option(help="Ours in each of these, separated by commas: bf16, fp32, int8.")
+]
+PromptFileOption = Annotated[
+    Path | None,
+    typer.Option(help="Prompts, JSON lines, in place of the built-in ones of about 64 tokens."),
+]

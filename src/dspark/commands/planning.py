@@ -1,0 +1,404 @@
+"""`dspark calibrate`, `profile`, `simulate`, `bench load`, `bench plan`: what planning rests on."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dspark.commands.arguments import (
+    Device,
+    Drafter,
+    Dtype,
+    Eager,
+    Json,
+    Quantization,
+    Target,
+    Threads,
+)
+from dspark.commands.shared import (
+    Bars,
+    coupling_of,
+    names_in,
+    number_in,
+    print_json,
+    progress_bars,
+    whole_number_in,
+)
+from dspark.options import given, option
+
+_PLAN = "benchmarks.plan.PlanConfig"
+_CALIBRATION = "benchmarks.calibration.CalibrationConfig"
+_LOAD = "benchmarks.load.config.LoadConfig"
+_SIMULATION = "benchmarks.simulation.simulate.SimulationConfig"
+
+
+def simulate(
+    records: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Recorded rounds: --record of bench load, or --results of evaluate or bench load."
+        ),
+    ],
+    cost: Annotated[
+        Path,
+        typer.Option(
+            help="Step costs of the machine: a table of `dspark profile`, or one of vLLM or SGLang."
+        ),
+    ],
+    calibration: Annotated[
+        Path | None, typer.Option(help="calibration.json of the drafter.", show_default="none")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Which of the recorded temperatures.", show_default="the only one"),
+    ] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            help="As in bench load.",
+            show_default="auto,none,mtp1, every fixed width, threshold:0.5",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Users of closed loads, separated by commas; an empty text: none.")
+    ] = "1,2,4,8,16,32,64",
+    rates: Annotated[
+        str, typer.Option(help="Requests a second of open loads, separated by commas.")
+    ] = "",
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Arrivals, JSON lines with arrival_s, or with timestamp (Mooncake)."),
+    ] = None,
+    requests: Annotated[int | None, option(_SIMULATION, "requests")] = None,
+    replicas: Annotated[int | None, option(_SIMULATION, "replicas")] = None,
+    max_requests: Annotated[int | None, option(_SIMULATION, "max_requests")] = None,
+    max_new_tokens: Annotated[int | None, option(_SIMULATION, "max_new_tokens")] = None,
+    max_step_tokens: Annotated[int | None, option(_SIMULATION, "max_step_tokens")] = None,
+    seed: Annotated[int | None, option(_SIMULATION, "seed")] = None,
+    as_json: Json = False,
+) -> None:
+    """Would it pay on that machine? The scheduler over a table of costs and recorded rounds.
+
+    No model runs. Example: dspark simulate rounds.jsonl --cost h200.json --rates 10,50,200
+    """
+    from dspark import load_session
+    from dspark.benchmarks.load.config import default_policies, policy_names
+    from dspark.benchmarks.simulation.arrivals import read_trace
+    from dspark.benchmarks.simulation.simulate import SimulationConfig
+    from dspark.benchmarks.simulation.simulate import simulate as run
+    from dspark.benchmarks.simulation.tables import print_simulation
+
+    machine = load_session.read_machine(
+        records, cost=cost, calibration=calibration, temperature=temperature
+    )
+    names = policy_names(policies) if policies else default_policies(machine.recording.block_size)
+    config = SimulationConfig(
+        policies=names,
+        concurrency=[whole_number_in("concurrency", text) for text in names_in(concurrency)],
+        rates=[number_in("rates", text) for text in names_in(rates)],
+        **given(
+            requests=requests,
+            replicas=replicas,
+            max_requests=max_requests,
+            max_new_tokens=max_new_tokens,
+            max_step_tokens=max_step_tokens,
+            seed=seed,
+        ),
+    )
+    console = Console(stderr=True)
+    with console.status("simulating"):
+        report = run(machine, config=config, trace=() if trace is None else read_trace(trace))
+    print_simulation(console if as_json else Console(), report)
+    if as_json:
+        print_json(report.to_json())
+
+
+def calibrate(
+    data: Annotated[
+        list[str],
+        typer.Argument(help="Prompts that were not trained on: files or data sets, as in prepare."),
+    ],
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
+    temperature: Annotated[
+        list[float] | None, option(_CALIBRATION, "temperatures", "--temperature")
+    ] = None,
+    max_new_tokens: Annotated[int | None, option(_CALIBRATION, "max_new_tokens")] = None,
+    seed: Annotated[int | None, option(_CALIBRATION, "seed")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Prompts of each task, from its top.", show_default="all")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Answers decoded together.")] = 8,
+    plots: Annotated[
+        Path | None, typer.Option(help="Directory for PNG pictures after Figure 6.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report, and leave the drafter's directory alone.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Fit a drafter's confidences to what is accepted; writes calibration.json beside it.
+
+    Each half of the prompts is judged by the fit of the other half; the fit of all is kept.
+
+    Example: dspark calibrate gsm8k.jsonl mt-bench.jsonl --limit 30
+    """
+    from dspark import artifacts, assembly
+    from dspark.benchmarks.calibration import CalibrationConfig
+    from dspark.benchmarks.calibration import calibrate as run
+    from dspark.benchmarks.plots import require_matplotlib, save_calibration
+    from dspark.benchmarks.report import print_calibration
+
+    config = CalibrationConfig(
+        **given(temperatures=temperature or None, max_new_tokens=max_new_tokens, seed=seed)
+    )
+    if plots is not None:
+        require_matplotlib()
+    folder = assembly.drafter_folder(target, drafter)
+    recorded = assembly.recorded_mode(target, [str(folder)], thinking=None, system=None)
+    tasks = assembly.read_tasks(data, limit=limit, system=recorded.system)
+    console = Console(stderr=True)
+    with console.status("loading the model"):
+        llm = assembly.load_llm(
+            target=target,
+            drafter=str(folder),
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+            max_requests=concurrency,
+            thinking=recorded.thinking,
+            policy="fixed",
+        )
+    with progress_bars(console) as progress:
+        report = run(
+            llm,
+            [chat for chats in tasks.values() for chat in chats],
+            config=config,
+            on_prompt=Bars(progress).update,
+        )
+    print_calibration(console if as_json else Console(), report)
+    if not dry_run:
+        path = artifacts.store_calibration(report.calibration, folder)
+        console.print(f"wrote {path}", style="dim", highlight=False)
+    if plots is not None:
+        for path in save_calibration(report, plots):
+            console.print(f"wrote {path}", style="dim", highlight=False)
+    if as_json:
+        print_json(report.to_json())
+
+
+def profile(
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
+    requests: Annotated[int, typer.Option(help="Requests of the largest step.")] = 16,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the table, besides the cache.", show_default="none"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what steps cost on this machine; --policy auto finds the table from then on.
+
+    It is done by itself when auto is used first. Exit code 1 says that the table is of no use,
+    and why.
+    """
+    from dspark import artifacts, assembly
+    from dspark.algorithms.cost_faults import find_fault
+    from dspark.benchmarks.report import print_step_cost
+
+    console = Console(stderr=True)
+    with console.status("loading the models"):
+        llm = assembly.load_llm(
+            target=target,
+            drafter=drafter,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+            max_requests=requests,
+        )
+    assembly.require_drafter(llm)
+    with progress_bars(console) as progress:
+        update = partial(Bars(progress).update, "numbers of requests")
+        cost = llm.step_cost(is_new=True, on_size=update)
+    print_step_cost(console if as_json else Console(), cost)
+    paths = [artifacts.step_cost_path(cost.fingerprint)]
+    if out is not None:
+        paths.append(artifacts.store_step_cost(cost, out))
+    for path in paths:
+        console.print(f"wrote {path}", style="dim", highlight=False)
+    if as_json:
+        print_json(cost.to_json())
+    fault = find_fault(cost)
+    if fault is not None:
+        console.print(f"The table is of no use: {fault.reason}", highlight=False)
+        raise typer.Exit(1)
+
+
+def load(
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Prompts: files or data sets as in evaluate, each file (or domain in it) counted "
+            "as a domain.",
+            show_default="15 built-in ones, math, code and chat",
+        ),
+    ] = None,
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            help="What plans, separated by commas: auto, none, mtp1, fixed:K, threshold:X, "
+            "table:R=K,R=K.",
+            show_default="auto,none,mtp1, every fixed width, threshold:0.5",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Users of closed loads, separated by commas; an empty text: none.")
+    ] = "1,2,4,8,16,32,64",
+    rates: Annotated[
+        str, typer.Option(help="Requests a second of open loads, separated by commas.")
+    ] = "",
+    temperatures: Annotated[
+        str, typer.Option(help="Sampling temperatures; the first gives the top-level figures.")
+    ] = "1,0",
+    repeats: Annotated[int | None, option(_LOAD, "repeats")] = None,
+    unit_seconds: Annotated[float | None, option(_LOAD, "unit_s", "--unit-seconds")] = None,
+    budget_minutes: Annotated[float | None, option(_LOAD, "budget_minutes")] = None,
+    max_new_tokens: Annotated[int | None, option(_LOAD, "max_new_tokens")] = None,
+    seed: Annotated[int | None, option(_LOAD, "seed")] = None,
+    coupling: Annotated[str | None, option(_LOAD, "coupling")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Prompts of each domain.", show_default="all")
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that takes each measurement as it ends; the same file goes on.",
+            show_default="in the cache until all is measured",
+        ),
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="File that takes rounds for `dspark simulate`.")
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Directory for PNG pictures after Figures 7 and 8.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The scheduler and fixed policies under load, interleaved: speed of one user and of all.
+
+    After a crash, or when the minutes are up, the same command goes on. Example: dspark bench
+    load --concurrency 1,8 --budget-minutes 5 --plots pictures
+    """
+    from dspark import assembly, load_session
+    from dspark.benchmarks.load.config import LoadConfig, default_policies, policy_names
+    from dspark.benchmarks.load.plots import save_load_plots
+    from dspark.benchmarks.load.tables import print_load
+    from dspark.benchmarks.plots import require_matplotlib
+
+    values = given(
+        repeats=repeats,
+        unit_s=unit_seconds,
+        budget_minutes=budget_minutes,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        coupling=coupling_of(coupling),
+    )
+    config = LoadConfig(
+        policies=policy_names(policies) if policies else default_policies(1),
+        concurrency=[whole_number_in("concurrency", text) for text in names_in(concurrency)],
+        rates=[number_in("rates", text) for text in names_in(rates)],
+        temperatures=[number_in("temperatures", text) for text in names_in(temperatures)],
+        **values,
+    )
+    if plots is not None:
+        require_matplotlib()
+    console = Console(stderr=True)
+    with console.status("loading the models"):
+        llm = assembly.load_llm(
+            target=target,
+            drafter=drafter,
+            dtype=dtype,
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+            max_requests=config.most_requests,
+        )
+    if policies is None:
+        config = replace(config, policies=default_policies(llm.block_size))
+    report = load_session.run_sweep(
+        llm,
+        load_session.tasks_of(llm, data or [], limit=limit),
+        config=config,
+        weights=load_session.drafter_hash(target, drafter),
+        quantization=quantization,
+        files=load_session.LoadFiles(results=results, record=record),
+        on_unit=lambda unit, measured, done: console.print(
+            load_session.unit_sentence(unit, measured.tokens_per_s, done, config.num_units),
+            style="dim",
+            highlight=False,
+        ),
+    )
+    print_load(console if as_json else Console(), report)
+    if plots is not None:
+        for path in save_load_plots(report, plots):
+            console.print(f"wrote {path}", style="dim", highlight=False)
+    if as_json:
+        print_json(report.to_json())
+
+
+def plan(
+    target: Target = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Annotated[int, typer.Option(help="Processor threads.", rich_help_panel="Model")] = 1,
+    requests: Annotated[int | None, option(_PLAN, "requests")] = None,
+    block_size: Annotated[int | None, option(_PLAN, "block_size")] = None,
+    repeats: Annotated[int | None, option(_PLAN, "repeats")] = None,
+    as_json: Json = False,
+) -> None:
+    """What choosing a budget costs in each step, beside a pass of the target over as many requests.
+
+    Example: dspark bench plan --json
+    """
+    from dspark import assembly
+    from dspark.benchmarks.plan import PlanConfig, measure
+    from dspark.benchmarks.report import print_plan
+
+    config = PlanConfig(**given(requests=requests, block_size=block_size, repeats=repeats))
+    console = Console(stderr=True)
+    with console.status("loading the model"):
+        loaded = assembly.load_target(
+            target=target,
+            dtype=dtype,
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+        )
+    report = measure(loaded, config=config)
+    print_plan(console if as_json else Console(), report)
+    if as_json:
+        print_json(report.to_json())
