@@ -26,8 +26,9 @@ class Load:
     @property
     def name(self) -> str:
         """For tables and progress."""
-        unit = "users" if self.kind is LoadKind.CLOSED else "requests/s"
-        return f"{self.level:g} {unit}"
+        if self.kind is LoadKind.OPEN:
+            return f"{self.level:g} requests/s"
+        return "1 user" if self.level == 1 else f"{self.level:g} users"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

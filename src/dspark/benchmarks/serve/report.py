@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -93,7 +94,8 @@ def print_serve(console: Console, report: ServeReport) -> None:
     console.print(
         f"{report.url}, {report.model}: {report.num_prompts} prompts, answers of at most "
         f"{config.max_new_tokens} tokens, T={config.temperature:g}, {config.seconds:g} s a point. "
-        "Tokens are those of the server's usage; a chunk may hold several.",
+        "Tokens are those of the server's usage; a chunk may hold several. ttft (first token), "
+        "itl (between tokens) and gap (between chunks) are p50/p99 in ms.",
         style="dim",
         highlight=False,
     )
@@ -111,10 +113,10 @@ def print_serve(console: Console, report: ServeReport) -> None:
 
 
 def _table(report: ServeReport) -> Table:
-    table = Table(pad_edge=False)
-    table.add_column("load")
-    names = ("n", "errors", "tokens/s", "a user", "ttft p50/p99", "itl p50/p99", "gap p50/p99")
-    for name in (*names, "tokens/chunk", *(["goodput/s"] * report.config.has_sla)):
+    table = Table(pad_edge=False, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("load", no_wrap=True)
+    names = ("n", "errors", "tokens/s", "a user", "ttft", "itl", "gap", "per chunk")
+    for name in (*names, *(["goodput/s"] * report.config.has_sla)):
         table.add_column(name, justify="right")
     for point in report.points:
         cells = [

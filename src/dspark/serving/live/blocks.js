@@ -1,9 +1,11 @@
 // Each answer's last block: a cell for every guess, one for the target's own word.
 
-const MOST_ROWS = 6;
+const MOST_ROWS = 5;
+const SILENT_S = 0.5; // an answer that is not in the steps any more
 
 export function drawBlocks(place, history, isMine) {
-  const found = [...history.answers.entries()].filter(([, answer]) => !answer.finish && answer.round);
+  const isThere = (answer) => answer.round && !answer.finish && history.time - answer.time < SILENT_S;
+  const found = [...history.answers.entries()].filter(([, answer]) => isThere(answer));
   if (!found.length) {
     if (!place.querySelector(".empty")) place.replaceChildren(note("empty", "No answer runs. Ask something, or press Busier."));
     return;

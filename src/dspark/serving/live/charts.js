@@ -13,7 +13,7 @@ export function drawPool(place, history) {
   const count = Math.max(guesses.length, (step.theta?.length ?? 1) - 1, 1);
   const frame = new Frame({
     width: 1080,
-    height: 190,
+    height: 158,
     xEnd: count,
     yEnd: 1,
     xName: "guesses checked, all answers together",

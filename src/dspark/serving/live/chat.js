@@ -34,7 +34,7 @@ export class Chat {
   // Words in their colours, where the feed and the stream agree on the text.
   colour() {
     const answer = this.#current;
-    if (!answer) return;
+    if (!answer || answer.shown === answer.text) return;
     const words = this.history.answers.get(answer.id)?.words ?? [];
     const told = words.map(([word]) => word).join("");
     const isSame = answer.text && told.startsWith(answer.text.trimEnd());
@@ -43,6 +43,7 @@ export class Chat {
     } else {
       answer.element.replaceChildren(...words.filter(([word]) => word !== "<|im_end|>").map(span));
     }
+    answer.shown = answer.text;
     this.log.scrollTop = this.log.scrollHeight;
   }
 
@@ -70,6 +71,7 @@ export class Chat {
     } catch (error) {
       if (error.name !== "AbortError") this.#show("fault", error.message);
     }
+    this.#current.shown = null;
     this.colour();
     this.#messages.push({ role: "assistant", content: this.#current.text });
     this.#show("count", figures(usage, (performance.now() - started) / 1e3));

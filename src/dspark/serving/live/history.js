@@ -1,6 +1,7 @@
 // What the steps of the feed add up to. It knows no document: numbers in, numbers out.
 
 const FORGET = 0.98; // of an average by load, each step of that load
+const LINGER_S = 2; // an answer that no step mentions any more
 const WINDOW_S = 2; // of the speeds shown
 const NUM_BINS = 10;
 const NUM_TIMES = 240;
@@ -9,6 +10,7 @@ export class History {
   constructor() {
     this.hello = null;
     this.last = null; // the last step in which an answer decoded
+    this.time = 0; // of the last step, by the server's clock
     this.running = 0;
     this.waiting = 0;
     this.dropped = 0;
@@ -24,6 +26,7 @@ export class History {
   }
 
   add(step) {
+    this.time = step.time;
     this.running = step.running;
     this.waiting = step.waiting;
     this.dropped += step.dropped ?? 0;
@@ -31,7 +34,8 @@ export class History {
     const tokens = step.rounds.reduce((sum, round) => sum + round.tokens.length, 0);
     for (const round of step.rounds) this.#addAnswer(round, step);
     for (const [id, answer] of this.answers) {
-      if (answer.finish && step.time - answer.time > 3) this.answers.delete(id);
+      // finished, or cancelled, of which the feed says nothing
+      if (step.time - answer.time > LINGER_S) this.answers.delete(id);
     }
     if (step.predicted_seconds !== null && step.seconds > 0) {
       this.times.push([step.predicted_seconds, step.seconds]);

@@ -6,7 +6,8 @@ import { Chat } from "./chat.js";
 import { format } from "./draw.js";
 import { History } from "./history.js";
 
-const PERIOD_MS = 180; // a step takes some milliseconds, an eye needs longer
+const PERIOD_MS = 250; // a step takes some milliseconds, an eye needs longer
+const SLOW = 4; // periods between two pictures of averages: drawing takes time from a small machine
 const STEPS = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
 
 const at = (id) => document.getElementById(id);
@@ -14,6 +15,7 @@ const history = new History();
 const chat = new Chat(history);
 let isPaused = false;
 let isChanged = false;
+let numDrawn = 0;
 let users = { users: 0, most: 0 };
 
 function follow() {
@@ -57,7 +59,7 @@ function change(direction) {
 }
 
 function draw() {
-  if (!isChanged || isPaused) return;
+  if (!isChanged || isPaused || document.hidden) return;
   isChanged = false;
   const now = history.now();
   at("running").textContent = history.running;
@@ -66,11 +68,12 @@ function draw() {
   for (const [id, name] of Object.entries(figures)) at(id).textContent = format(now?.[name]);
   drawBlocks(at("blocks"), history, (id) => chat.isMine(id));
   drawPool(at("pool"), history);
+  chat.colour();
+  if (numDrawn++ % SLOW) return;
   drawLoad(at("load-chart"), history);
   drawFrontier(at("frontier"), history);
   drawReliability(at("reliability"), history);
   drawTimes(at("times"), history);
-  chat.colour();
 }
 
 // One sentence now and then for who does not see the pictures.
