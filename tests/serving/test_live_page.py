@@ -51,7 +51,7 @@ def url(model_dir: Path, drafter_dir: Path) -> Iterator[str]:
         config=replace(CONFIG, is_checked=False),
         policy=f"table:1={QUIET},3={BUSY}",
     )
-    with serving(llm, AppConfig(served_name="toy")) as (_, found):
+    with serving(llm, AppConfig(served_name="toy")) as (_, found, _):
         yield found
 
 
