@@ -52,7 +52,7 @@ def test_other_files_of_the_old_directory_stay(tmp_path):
     }
 
 
-@pytest.mark.parametrize("error", [ModelError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [ModelError("broken"), KeyboardInterrupt()])
 def test_a_failure_leaves_the_old_directory_and_nothing_else(tmp_path, error):
     path = tmp_path / "drafter"
     path.mkdir()
@@ -62,7 +62,7 @@ def test_a_failure_leaves_the_old_directory_and_nothing_else(tmp_path, error):
         (new / "weights").write_text("2")
         raise error
 
-    with pytest.raises(error), replaced_directory(path, replaces=OURS) as new:
+    with pytest.raises(type(error)), replaced_directory(path, replaces=OURS) as new:
         interrupted(new)
     assert listing(tmp_path) == {"drafter/weights": "1"}
     assert [entry.name for entry in tmp_path.iterdir()] == ["drafter"]
