@@ -82,6 +82,7 @@ def test_the_tree_of_the_readme_exists() -> None:
     [
         *PAGES[:2],
         "docs/bench_serve.md",
+        "docs/live_page.md",
         *(f"runs/{p.name}" for p in sorted((ROOT / "runs").glob("*.sh"))),
     ],
 )
@@ -122,7 +123,9 @@ def test_the_readme_fits_its_limit_and_keeps_its_order() -> None:
     ]
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/bench_serve.md", "CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "page", [*PAGES, "docs/bench_serve.md", "docs/live_page.md", "CHANGELOG.md"]
+)
 def test_nothing_is_left_to_be_filled_in(page: str) -> None:
     assert re.findall(r"\(fill[^)]*\)|TODO|TBD", text_of(page)) == []
 
