@@ -1,9 +1,12 @@
+import io
 import json
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from dspark.benchmarks.demo import DemoConfig, Verdict, run
+from dspark.benchmarks.report import print_demo
 from dspark.benchmarks.workload import Prompt
 from dspark.errors import InputError
 from dspark.llm import LLM
@@ -106,3 +109,16 @@ def test_settings_out_of_range_are_refused(changes: dict[str, int]) -> None:
 def test_more_prompts_than_there_are_is_refused(llm: LLM) -> None:
     with pytest.raises(InputError, match="between 1 and 15"):
         run(llm, replace(SHORT, num_prompts=16))
+
+
+@pytest.mark.parametrize(("factor", "is_advised_against"), [(0.5, True), (2.0, False)])
+def test_the_summary_is_about_time_and_says_when_not_to_draft(
+    llm: LLM, factor: float, is_advised_against: bool
+) -> None:
+    """UC-153, UC-165: a fine acceptance with lost time is called a loss."""
+    report = replace(run(llm, SHORT), median_speedup=factor)
+    out = io.StringIO()
+    print_demo(Console(file=out, width=200), report)
+    last = out.getvalue().splitlines()[-2:]
+    assert any(f"median speed-up x{factor:.2f}" in line for line in last)
+    assert ("do not enable" in last[-1]) is is_advised_against

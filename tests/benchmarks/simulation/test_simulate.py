@@ -122,6 +122,27 @@ def test_a_trace_keeps_its_own_lengths() -> None:
     assert found.tokens_per_s == pytest.approx(5 * 100 / (0.4 + 100 * 14.5e-3), rel=0.1)
 
 
+@pytest.mark.parametrize("crowd", [2, 4, 8, 16])
+def test_load_that_swings_about_a_switch_point_does_not_collapse(crowd: int) -> None:
+    """UC-141: one request, then a crowd, then one, as often as answers take to end."""
+    machine = Machine(cost=profile(), recording=recording(lambda _: 0.6))
+    trace = [
+        TracedRequest(arrival_s=1.2 * swing, num_prompt_tokens=10, num_answer_tokens=60)
+        for swing in range(12)
+        for _ in range(1 if swing % 2 else crowd)
+    ]
+    found = simulate(
+        machine,
+        config=config(
+            policies=("auto", "none", "mtp1", "fixed:2", "fixed:4"), concurrency=(), rates=()
+        ),
+        trace=trace,
+    ).trace
+    speeds = {name: point.per_user_tokens_per_s for name, point in found.items()}
+    best = max(speed for name, speed in speeds.items() if name != "auto")
+    assert speeds["auto"] >= 0.9 * best, speeds
+
+
 def test_tables_of_other_engines_are_simulated() -> None:
     """A flat pass over many tokens on a large machine: whole blocks pay for everybody."""
     tables = (
