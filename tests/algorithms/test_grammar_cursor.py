@@ -1,5 +1,6 @@
 """A grammar is followed along drafts and taken back: it stands where a replay would stand."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +32,11 @@ def replayed(grammar: Grammar, tokens: Sequence[int]) -> list[int] | None:
 
 
 def asked(cursor: GrammarCursor, drafted: Sequence[int]) -> list[int] | None:
-    mask_V = cursor.forbidden(drafted)
-    return None if mask_V is None else (~mask_V).nonzero()[:, 0].tolist()
+    bans_V = cursor.bans(drafted)
+    if bans_V is None:
+        return None
+    assert set(bans_V.tolist()) <= {0.0, -math.inf}
+    return (bans_V == 0.0).nonzero()[:, 0].tolist()
 
 
 @pytest.mark.parametrize("grammar", [PAIRS, LATE], ids=["plain", "late"])
@@ -83,11 +87,11 @@ def test_what_is_drawn_behind_the_end_is_not_fed_to_the_grammar() -> None:
     """UC-043: the toy matcher fails if anything is."""
     cursor = GrammarCursor(PAIRS.matcher())
     tokens = [C, EOS, A, B]
-    assert cursor.forbidden([C, EOS]) is None
-    assert cursor.forbidden([C, EOS, A]) is None
+    assert cursor.bans([C, EOS]) is None
+    assert cursor.bans([C, EOS, A]) is None
     assert cursor.end(tokens) == 2
     cursor.commit(tokens)
-    assert cursor.forbidden(()) is None
+    assert cursor.bans(()) is None
     assert cursor.num_allowed([A]) == 0
 
 
@@ -143,10 +147,10 @@ def test_masks_are_asked_for_once_a_place() -> None:
     cursor = GrammarCursor(matcher)
     for _ in ("drafter", "target"):
         for j in range(3):
-            cursor.forbidden([A, B][:j])
+            cursor.bans([A, B][:j])
     assert matcher.num_asked == 3
     cursor.commit([A])
-    cursor.forbidden(())
+    cursor.bans(())
     assert matcher.num_asked == 4
 
 

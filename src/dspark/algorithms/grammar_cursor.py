@@ -11,6 +11,9 @@ from torch import Tensor
 
 from dspark.core import GrammarMatcher
 
+_MINUS_INFINITY = -(1 << 23)
+"""The int32 with the bits of the float32 -inf."""
+
 
 class GrammarCursor:
     """A matcher that stands behind the committed answer, or ahead of it along drafted tokens."""
@@ -39,8 +42,9 @@ class GrammarCursor:
         assert num_allowed == len(token_ids), "a forbidden token was drawn"
         return None
 
-    def forbidden(self, drafted: Sequence[int]) -> Tensor | None:
-        """Which tokens may not follow the answer and `drafted`: bool [V].
+    def bans(self, drafted: Sequence[int]) -> Tensor | None:
+        """What is added to scores behind the answer and `drafted`: float32 [V], 0 for tokens that
+        may follow, -inf for all others.
 
         `None` where no token of the answer can stand: behind its end, or behind a drafted token
         that is forbidden itself. Such a row must not look impossible: nothing is drawn from it.
@@ -52,8 +56,11 @@ class GrammarCursor:
         return self._masks[place]
 
     def _mask(self) -> Tensor:
-        mask_V = ~self._matcher.allowed()
-        return mask_V if self._device is None else mask_V.to(self._device)
+        # by the bits of -inf: no branch for each token, and a sum later instead of a masked fill
+        bans_V = (
+            (~self._matcher.allowed()).to(torch.int32).mul_(_MINUS_INFINITY).view(torch.float32)
+        )
+        return bans_V if self._device is None else bans_V.to(self._device)
 
     def _move_to(self, token_ids: Sequence[int]) -> int:
         """Stand behind as many of these tokens as are allowed; their number."""

@@ -241,10 +241,9 @@ def _forbid_(
     vocabulary: DraftVocabulary | None,
 ) -> None:
     for row_V, tokens in zip(logits_nV, drafted, strict=True):
-        forbidden_V = grammar.forbidden(tokens)
-        if forbidden_V is not None:
-            columns_V = forbidden_V if vocabulary is None else forbidden_V[vocabulary.d2t_S]
-            row_V.masked_fill_(columns_V, -math.inf)
+        bans_V = grammar.bans(tokens)
+        if bans_V is not None:
+            row_V += bans_V if vocabulary is None else bans_V[vocabulary.d2t_S]
 
 
 def _columns(ids: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:
