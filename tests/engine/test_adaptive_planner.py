@@ -189,11 +189,9 @@ def test_a_new_request_is_probed_before_others_as_soon_as_it_can_be_afforded() -
     for _ in range(300):
         if service.step() and service.planner.records[-1].why == "probe":
             break
-    probed = planner._did_draft  # nobody drafts for gain
-    assert not probed
-    drafted_at = planner._probes._drafted_at
+    assert not planner._did_draft  # nobody drafts for gain
     planner._take_in()
-    assert all(slot in drafted_at for slot in newest)
+    assert all(planner._members[slot].drafted_at is not None for slot in newest)
     assert service.planner.records[-1].num_drafting == MOST_PROBED
 
 
@@ -277,6 +275,27 @@ def test_a_machine_that_turns_slow_half_way(num_requests: int) -> None:
         for record in list(service.planner.records)[-100:]
     ]
     assert np.median(errors) < 0.1
+
+
+def test_a_request_that_comes_does_as_most_until_the_next_decision() -> None:
+    """A decision is patched, not made anew: users of short answers come every few steps."""
+    planner = planner_of(QUIET)
+    service = Service(planner, QUIET, steady(0.8), num_requests=8)
+    service.rate(100)
+    held = planner._held
+    assert held is not None
+    while held.steps_left < 4:
+        service.step()
+        held = planner._held
+        assert held is not None
+    planner.begin(3, service.params, 99)
+    service.step()
+    assert planner._held is not held
+    assert planner._held is not None
+    assert planner._held.is_patched
+    assert planner._held.steps_left == held.steps_left - 1
+    assert planner.records[-1].num_drafting == 8
+    assert planner.records[-1].predicted_seconds is not None
 
 
 def test_a_floor_bounds_what_others_may_cost() -> None:

@@ -11,7 +11,7 @@ anyway, and between two steps all code has left the caches of the processor.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,10 +45,10 @@ from dspark.engine.hindsight import Hindsight
 from dspark.engine.live_calibration import LiveCalibration, Rounds
 from dspark.engine.live_costs import LiveCosts, StepSeconds
 from dspark.engine.planner import NUM_RECORDS, Curve, Outcome, Outlook, PlanRecord
-from dspark.engine.probes import MOST_PROBED, Probes
+from dspark.engine.probes import MOST_PROBED, Probes, candidates
 from dspark.engine.survival_history import SurvivalHistory
 
-_FEW, _FEW_BLOCKS = 16, 4
+_FEW, _FEW_BLOCKS = 16, 8
 """Requests up to which plain arithmetic beats calls for arrays: of one block, of recent ones."""
 _HOLDS, _RESTS = 8, 16
 """Steps that a decision to draft, or not to, serves while the requests stay the same."""
@@ -79,6 +79,7 @@ class _Decision:
     curve: Curve | None = None
     verify_B: Sequence[float] = ()
     """Seconds as plain numbers, for few requests."""
+    is_patched: bool = False
     steps_left: int = 0
 
 
@@ -129,6 +130,7 @@ class AdaptivePlanner:
         self._num_steps = 0
         self._step: _Step | None = None
         self._held: _Decision | None = None
+        self._has_come = False
 
     @property
     def records(self) -> deque[PlanRecord]:
@@ -139,12 +141,10 @@ class AdaptivePlanner:
 
     def begin(self, slot: int, params: SamplingParams, seed: int) -> None:
         """A new request takes this place."""
-        self._take_in()
         self._members[slot] = Member.of(params, seed, self.policy.share)
         self._history.begin(slot)
-        self._probes.begin(slot)
         self._did_draft.discard(slot)
-        self._held = None
+        self._has_come = True
 
     def caps(self, outlook: Outlook) -> list[int]:
         """Whole blocks for the requests that draft in this step, 0 for the others."""
@@ -283,22 +283,53 @@ class AdaptivePlanner:
         )
 
     def _decision(self, outlook: Outlook) -> _Decision:
-        held = self._held
-        slots, has_prompts = list(outlook.slots), outlook.num_prompt_tokens > 0
-        is_held = (
-            held is not None
-            and held.steps_left > 0
-            and held.crew.slots == slots
-            and held.has_prompts == has_prompts
-        )
-        if not is_held or held is None:
-            # a probe, and the first steps, are for what they show
-            if held is None or held.probed or self._num_steps < _FIRST_STEPS:
-                self._take_in()
-            crew = Crew(slots, [self._members[slot] for slot in slots])
-            held = self._held = self._decide(outlook, crew)
+        held, slots = self._held, list(outlook.slots)
+        members = self._members
+        if held is not None and held.steps_left > 0:
+            has_prompts = outlook.num_prompt_tokens > 0
+            is_same = held.crew.slots == slots and not self._has_come
+            if not is_same or held.has_prompts != has_prompts:
+                held = self._patched(held, slots, outlook)
+        elif held is not None and (held.probed or self._num_steps < _FIRST_STEPS):
+            self._take_in()  # a probe, and the first steps, are for what they show
+            held = None
+        else:
+            held = None
+        if held is None:
+            held = self._decide(outlook, Crew(slots, [members[slot] for slot in slots]))
+        self._held, self._has_come = held, False
         held.steps_left -= 1
         return held
+
+    def _patched(self, held: _Decision, slots: list[int], outlook: Outlook) -> _Decision | None:
+        """The decision in force for requests of which a few are others; `None`: decide anew.
+
+        Those who came do as most do, until the next decision.
+        """
+        crew = Crew(slots, [self._members[slot] for slot in slots])
+        known = {id(member): r for r, member in enumerate(held.crew.members)}
+        before = [known.get(id(member)) for member in crew.members]
+        if 2 * before.count(None) > len(before) or held.probed or crew.floors_R is not None:
+            return None
+        if held.search not in (Search.FREE, Search.PRICED):
+            return None
+        drafts = set(held.drafting)
+        do_most = 2 * len(drafts) > len(held.crew.slots)
+        trust_R: Sequence[float] = ()
+        if held.trust_R:
+            trust_R = self._trust(crew)
+        return replace(
+            held,
+            crew=crew,
+            has_prompts=outlook.num_prompt_tokens > 0,
+            drafting=[
+                r for r, old in enumerate(before) if (do_most if old is None else old in drafts)
+            ],
+            seconds=self.costs.seconds(len(slots), 0, outlook.context),
+            search=Search.PRICED if held.search is Search.FREE else held.search,
+            trust_R=trust_R,
+            is_patched=True,
+        )
 
     def _decide(self, outlook: Outlook, crew: Crew) -> _Decision:
         """Whether the step drafts, for whom, and at which price."""
@@ -444,8 +475,9 @@ class AdaptivePlanner:
             return ()
         chosen = set(drafting)
         left = [r for r, cap in enumerate(caps) if cap > 0 and r not in chosen]
-        found = self._probes.candidates(
-            [outlook.slots[r] for r in left], [outlook.rounds[r] for r in left]
+        members = [self._members[outlook.slots[r]] for r in left]
+        found = candidates(
+            [member.drafted_at for member in members], [outlook.rounds[r] for r in left]
         )
         picked = [left[i] for i in found[:MOST_PROBED]]
         drafts_N, now = worth.draft_seconds_N, len(drafting)
@@ -478,14 +510,13 @@ class AdaptivePlanner:
                     context=step.outlook.context,
                     draft_seconds=outcome.draft_seconds or 0.0,
                     verify_seconds=outcome.verify_seconds or 0.0,
-                    predicted_seconds=self._predicted_seconds(step),
+                    predicted_seconds=self._predicted_seconds(step) or 0.0,
                 )
 
     def _learn(self, step: _Step, outcome: Outcome) -> None:
         assert step.logits_RK is not None
         crew, rows = step.decision.crew, step.drafting
-        slots = crew.slots if len(rows) == len(crew.slots) else [crew.slots[r] for r in rows]
-        self._probes.drafted(slots, [step.outlook.rounds[r] for r in rows])
+        crew.drafted(rows, step.outlook.rounds)
         if step.decision.probed:
             self._charge(step, outcome)
         for index in set(crew.classes):
@@ -517,7 +548,10 @@ class AdaptivePlanner:
         accepted = sum(outcome.accepted[r] for r in probed)
         self._probes.lost(worth.second * seconds + worth.price * verified - accepted)
 
-    def _predicted_seconds(self, step: _Step) -> float:
+    def _predicted_seconds(self, step: _Step) -> float | None:
+        """`None` where a decision was patched over prompts: nobody looked up what they cost."""
+        if step.decision.is_patched and step.decision.has_prompts:
+            return None
         return step.decision.seconds.of_step(len(step.drafting), sum(step.lengths))
 
     def _record(self, step: _Step, outcome: Outcome) -> PlanRecord:

@@ -15,7 +15,7 @@ _EXPLORED_A_STEP = 0.1
 """Rounds of a step that are verified in full for calibration's sake, on average, at most."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Member:
     """A request."""
 
@@ -26,6 +26,8 @@ class Member:
     seed: int
     explored: int
     """The next round that is verified in full; rounds without a draft are not made up for."""
+    drafted_at: int | None = None
+    """The last round that drafted."""
 
     @classmethod
     def of(cls, params: SamplingParams, seed: int, share: float) -> "Member":
@@ -43,7 +45,7 @@ class Member:
 class Crew:
     """Members that take part in steps together, with what follows from all of them."""
 
-    def __init__(self, slots: Sequence[int], members: Sequence[Member]) -> None:
+    def __init__(self, slots: list[int], members: Sequence[Member]) -> None:
         self.slots = slots
         self.members = members
         self.classes = [member.sampling_class for member in members]
@@ -54,6 +56,11 @@ class Crew:
             self.classes if len(set(self.classes)) > 1 else [self.classes[0]]
         )
         self._explored = [member.explored for member in members]
+
+    def drafted(self, indices: Sequence[int], rounds: Sequence[int]) -> None:
+        """These drafted in these rounds of theirs; `rounds` of all."""
+        for index in indices:
+            self.members[index].drafted_at = rounds[index]
 
     def explores(self, rounds: Sequence[int], share: float) -> list[int]:
         """Indices of those whose round is to be verified in full; the next ones are drawn.

@@ -15,19 +15,10 @@ _MOST_SAVED = 4.0
 
 
 class Probes:
-    """An allowance in tokens, and when each request drafted last."""
+    """An allowance in tokens."""
 
     def __init__(self) -> None:
         self._saved = 0.0
-        self._drafted_at: dict[int, int] = {}
-
-    def begin(self, slot: int) -> None:
-        """A new request takes this slot: nothing is known of it."""
-        self._drafted_at.pop(slot, None)
-
-    def drafted(self, slots: Sequence[int], rounds: Sequence[int]) -> None:
-        """These requests drafted in these rounds of theirs."""
-        self._drafted_at.update(zip(slots, rounds, strict=True))
 
     def earn(self, tokens: int) -> None:
         """So many tokens were committed."""
@@ -41,11 +32,12 @@ class Probes:
         """Whether a probe may be expected to lose so many."""
         return self._saved >= min(tokens, _MOST_SAVED)
 
-    def candidates(self, slots: Sequence[int], rounds: Sequence[int]) -> list[int]:
-        """Indices of those who have not drafted for a while: new ones, then the longest."""
-        since = [
-            now - self._drafted_at[slot] if slot in self._drafted_at else now + 2**30
-            for slot, now in zip(slots, rounds, strict=True)
-        ]
-        found = [index for index, age in enumerate(since) if age >= SPACING]
-        return sorted(found, key=lambda index: -since[index])
+
+def candidates(drafted_at: Sequence[int | None], rounds: Sequence[int]) -> list[int]:
+    """Indices of those who have not drafted for a while: new ones, then the longest."""
+    ages = [
+        now + 2**30 if last is None else now - last
+        for last, now in zip(drafted_at, rounds, strict=True)
+    ]
+    found = [index for index, age in enumerate(ages) if age >= SPACING]
+    return sorted(found, key=lambda index: -ages[index])

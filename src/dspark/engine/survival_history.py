@@ -37,11 +37,14 @@ class SurvivalHistory:
         self._rows = np.zeros((0, DEPTH, block_size), dtype=np.float32)
         self._num_blocks = np.zeros(0, dtype=np.int64)
         self._num_first = 0
-        self._pending: list[tuple[Sequence[int], Sequence[Sequence[float]] | Survivals]] = []
+        # blocks that were drawn, and slots that were taken (no rows), in their order
+        self._pending: list[tuple[Sequence[int], Sequence[Sequence[float]] | Survivals | None]] = []
 
     def begin(self, slot: int) -> None:
         """A new request takes this slot."""
-        self._write()
+        self._pending.append(((slot,), None))
+
+    def _begin(self, slot: int) -> None:
         if slot >= len(self._rows):
             more = slot + 1 - len(self._rows)
             empty = np.zeros((more, DEPTH, self._block_size), dtype=np.float32)
@@ -63,12 +66,19 @@ class SurvivalHistory:
     def _write(self) -> None:
         pending, self._pending = self._pending, []
         while pending:
-            slots, size = pending[0][0], 1
+            slots, rows = pending[0]
+            if rows is None:
+                self._begin(slots[0])
+                del pending[0]
+                continue
+            blocks = [rows]
             # a request's blocks of one write lie at different places
-            while size < min(len(pending), _LATEST) and pending[size][0] == slots:
-                size += 1
-            part, pending = pending[:size], pending[size:]
-            self._write_blocks(slots, np.array([rows for _, rows in part], dtype=np.float32))
+            for other, more in pending[1:_LATEST]:
+                if more is None or other != slots:
+                    break
+                blocks.append(more)
+            del pending[: len(blocks)]
+            self._write_blocks(slots, np.array(blocks, dtype=np.float32))
 
     def _write_blocks(self, slots: Sequence[int], rows_BRK: Blocks) -> None:
         """B blocks of these requests, the oldest first."""
