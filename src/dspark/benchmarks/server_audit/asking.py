@@ -1,7 +1,7 @@
 """Chat answers with log-probabilities from one side of an audit. It judges nothing."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from dspark.errors import ServerFault
 
 Chat = Sequence[Mapping[str, str]]
+OnAnswer = Callable[[int, int], None]
+"""Hears how many answers came, and of how many."""
 _PASSING = ("HTTP 429", "HTTP 503")
 _NUM_TRIES = 6
 
@@ -83,10 +85,19 @@ class Side:
         }
 
 
-def ask_all(questions: Sequence[tuple[Side, Question]], *, concurrency: int) -> list[Answer]:
+def ask_all(
+    questions: Sequence[tuple[Side, Question]],
+    *,
+    concurrency: int,
+    on_answer: OnAnswer = lambda *_: None,
+) -> list[Answer]:
     """The answers in the order of the questions, so many of them in flight."""
+    found = []
     with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(lambda pair: pair[0].ask(pair[1]), questions))
+        for answer in pool.map(lambda pair: pair[0].ask(pair[1]), questions):
+            found.append(answer)
+            on_answer(len(found), len(questions))
+    return found
 
 
 def is_refused(side: Side, fields: Mapping[str, Any]) -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from dspark.algorithms.token_tests import holm
-from dspark.benchmarks.server_audit.asking import Chat, Side, is_refused
+from dspark.benchmarks.server_audit.asking import Chat, OnAnswer, Side, is_refused
 from dspark.benchmarks.server_audit.config import (
     GREEDY_PROFILES,
     OFF,
@@ -80,13 +80,14 @@ def audit(
     for profile in (p for p in SAMPLED_PROFILES if allowed[p.name] is None):
         if config.temperature == 0.0 or (reference is None and not is_stated(profile, config)):
             continue
-        say(f"T={config.temperature:g}, {profile.name}")
+        name = f"T={config.temperature:g}, {profile.name}"
         samples = draw_samples(
             profile,
             side=side,
             reference=reference,
             chats=chats[: config.sampled_prompts],
             config=config,
+            on_answer=_progress(say, name),
         )
         sampled += sampled_tests(samples, config=config)
     if config.temperature not in (0.0, 1.0):
@@ -109,6 +110,10 @@ def audit(
         divergences=[d for found in greedy for d in found.divergences],
         num_drafted=sum(drafted) if drafted else None,
     )
+
+
+def _progress(say: Say, name: str) -> OnAnswer:
+    return lambda done, total: say(f"{name}: {done} of {total} answers")
 
 
 def _refusal(profile: Profile, side: Side, reference: Side | None) -> str | None:

@@ -15,7 +15,14 @@ from dspark.algorithms.token_tests import (
     two_sample,
     uniformity,
 )
-from dspark.benchmarks.server_audit.asking import Answer, Chat, Question, Side, ask_all
+from dspark.benchmarks.server_audit.asking import (
+    Answer,
+    Chat,
+    OnAnswer,
+    Question,
+    Side,
+    ask_all,
+)
 from dspark.benchmarks.server_audit.config import AuditConfig, Profile
 
 _TIE = 1e-4  # log-probabilities that a JSON text may have rounded
@@ -46,6 +53,7 @@ def draw_samples(
     reference: Side | None,
     chats: Sequence[Chat],
     config: AuditConfig,
+    on_answer: OnAnswer,
 ) -> Samples:
     """Asks both sides in turn, so that they meet the same minutes and the same crowd."""
     sides = [side] if reference is None else [side, reference]
@@ -55,7 +63,7 @@ def draw_samples(
         for number in range(config.samples)
         for place, each in enumerate(sides)
     ]
-    found = ask_all(questions, concurrency=config.concurrency)
+    found = ask_all(questions, concurrency=config.concurrency, on_answer=on_answer)
     by_side = [found[place :: len(sides)] for place in range(len(sides))]
     grouped = [
         [some[start : start + config.samples] for start in range(0, len(some), config.samples)]

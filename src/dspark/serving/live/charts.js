@@ -16,6 +16,7 @@ export function drawPool(place, history) {
     height: 158,
     xEnd: count,
     yEnd: 1,
+    whole: true,
     xName: "guesses checked, all answers together",
     yName: "chance",
   });
@@ -61,7 +62,7 @@ export function drawLoad(place, history) {
   const loads = history.byLoad();
   if (!loads.length) return empty(place, "Waiting for a step.");
   const frame = new Frame({
-    xStart: 0,
+    whole: true,
     xEnd: Math.max(4, ...loads.map((item) => item.load)),
     yEnd: Math.max(2, history.hello?.block_size ?? 0),
     xName: "answers at once",

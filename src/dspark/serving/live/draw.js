@@ -27,18 +27,19 @@ export function format(value) {
 
 // A frame with two axes: pixels of data values, and the shapes of the axes.
 export class Frame {
-  constructor({ width = 300, height = 200, xEnd, yEnd, xStart = 0, xName, yName, left = 38 }) {
+  constructor({ width = 260, height = 180, xEnd, yEnd, xStart = 0, xName, yName, left = 34, whole = false }) {
     Object.assign(this, { width, height, xEnd, yEnd, xStart });
-    this.box = { left, right: width - 12, top: 16, bottom: height - 30 };
+    this.box = { left, right: width - 12, top: 22, bottom: height - 30 };
     const { right, top, bottom } = this.box;
     this.shapes = [
       shape("line", { class: "axis", x1: left, y1: bottom, x2: right, y2: bottom }),
       shape("line", { class: "axis", x1: left, y1: top, x2: left, y2: bottom }),
       text(right, height - 4, xName, { "text-anchor": "end" }),
-      text(4, 10, yName),
+      text(2, 9, yName),
     ];
     for (const share of [0, 0.5, 1]) {
-      const x = xStart + share * (xEnd - xStart);
+      const between = xStart + share * (xEnd - xStart);
+      const x = whole ? Math.floor(between) : between;
       this.shapes.push(
         text(this.x(x), bottom + 13, short(x), { "text-anchor": "middle" }),
         text(left - 5, this.y(share * yEnd) + 4, short(share * yEnd), { "text-anchor": "end" }),

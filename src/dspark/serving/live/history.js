@@ -3,6 +3,7 @@
 const FORGET = 0.98; // of an average by load, each step of that load
 const LINGER_S = 2; // an answer that no step mentions any more
 const WINDOW_S = 2; // of the speeds shown
+const NUM_FEW = 6; // steps of a load that was only passed through
 const NUM_BINS = 10;
 const NUM_TIMES = 240;
 
@@ -78,7 +79,7 @@ export class History {
   byLoad() {
     return [...this.loads.entries()]
       .sort(([a], [b]) => a - b)
-      .filter(([, item]) => item.steps > 2)
+      .filter(([, item]) => item.steps > NUM_FEW)
       .map(([load, item]) => ({
         load,
         planned: item.planned / item.answers,
