@@ -4,15 +4,22 @@ from typing import Any
 
 import pytest
 
-from dspark.core import FinishReason, Request, SamplingParams
+from dspark.core import FinishReason, Request, RoundResult, SamplingParams
 from dspark.engine.admission import Admission
 from dspark.engine.cycle import Cycle
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest
 from dspark.errors import InputError
 from dspark.models.target import Target
-from tests.engine.toy_cycles import PROMPTS, decode_slowly, make_cycle, packed, run
-from tests.toys import toy_drafter, toy_target
+from tests.engine.toy_cycles import (
+    PROMPTS,
+    assert_same,
+    decode_slowly,
+    make_cycle,
+    packed,
+    run,
+)
+from tests.toys import toy_chain, toy_drafter, toy_target
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +45,29 @@ def test_requests_that_give_way_say_what_they_would_have_said(
     assert run(cycle, PROMPTS, params) == expected
     assert cycle.load.total_sent_back > 1
     assert cycle.load.num_free_pages + cycle.load.num_cached_pages == cycle.load.num_pages == 19
+
+
+@pytest.mark.parametrize("drafter", ["packed", "modules", "eagle3"])
+def test_drafts_after_a_restart_are_those_without_one(target: Target, drafter: str) -> None:
+    """UC-049: round by round, for the drafter's context is rebuilt with the target's."""
+    made: dict[str, Any] = {
+        "packed": packed(toy_drafter(target)),
+        "modules": toy_drafter(target),
+        "eagle3": toy_chain(target),
+    }
+    runs = []
+    for num_positions in (1024, 76):
+        cycle = make_cycle(target, made[drafter], num_positions=num_positions, prefix_cache=False)
+        for index, prompt in enumerate(PROMPTS):
+            cycle.submit(Request(id=str(index), prompt_ids=prompt, params=greedy(24)))
+        rounds: dict[str, list[RoundResult]] = {str(i): [] for i in range(4)}
+        while cycle.has_work:
+            for item in cycle.step().rounds:
+                rounds[item.request_id].append(item)
+        runs.append(rounds)
+    assert cycle.load.total_sent_back > 0
+    for request_id, whole in runs[0].items():
+        assert_same(runs[1][request_id], whole)
 
 
 def test_no_request_gives_way_where_all_pages_are_reserved(target: Target) -> None:

@@ -80,7 +80,7 @@ class Traffic:
             self.found[item.request_id].extend(item.token_ids)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["packed", "modules", "eagle3", "lookup"])
 def test_every_answer_in_traffic_is_the_one_that_its_request_gets_alone(
     name: str, seed: int

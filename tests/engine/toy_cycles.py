@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from dspark.core import Request, RoundResult, SamplingParams
@@ -59,3 +60,23 @@ def rounds_of_one(
     while cycle.has_work:
         rounds.extend(cycle.step().rounds)
     return rounds
+
+
+def seen(rounds: Sequence[RoundResult]) -> list[Any]:
+    """What a round shows of its drafts: counts, tokens, confidences."""
+    return [
+        (list(item.token_ids), item.num_offered, item.num_accepted, item.confidence_logits)
+        for item in rounds
+    ]
+
+
+def assert_same(found: Sequence[RoundResult], expected: Sequence[RoundResult]) -> None:
+    """Same tokens and counts round by round; confidences, which see every hidden state, agree."""
+    for (*left, left_logits), (*right, right_logits) in zip(
+        seen(found), seen(expected), strict=True
+    ):
+        assert left == right
+        if right_logits is None:
+            assert left_logits is None
+        else:
+            assert left_logits == pytest.approx(right_logits, abs=2e-3)
