@@ -22,9 +22,10 @@ def watch(url: str, until: int) -> list[dict[str, Any]]:
         for line in reply.iter_lines():
             if line.startswith("data: "):
                 found.append(json.loads(line.removeprefix("data: ")))
-            if len(found) == 1:
-                ask = threading.Thread(target=httpx.post, args=(f"{url}/v1/completions",))
-                ask._kwargs = {"json": BODY}  # type: ignore[attr-defined]
+            if line and len(found) == 1:
+                ask = threading.Thread(
+                    target=httpx.post, args=(f"{url}/v1/completions",), kwargs={"json": BODY}
+                )
                 ask.start()
             if len(found) == until:
                 break

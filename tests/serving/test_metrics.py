@@ -39,7 +39,6 @@ def a_record(**changes: object) -> PlanRecord:
         "lengths": [2, 0],
         "accepted": [1, 0],
         "why": "drafted",
-        "rates_B": None,
         "plain_rate": None,
         "predicted_tokens": 3.5,
         "predicted_seconds": 0.02,

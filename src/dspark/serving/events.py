@@ -100,7 +100,7 @@ class Listener:
                 self.num_dropped = 0
             if parts:
                 yield "".join(parts).encode()
-            elif self.is_closed:
+            if self.is_closed and not self.unread:
                 return
 
 
