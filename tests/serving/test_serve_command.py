@@ -1,18 +1,32 @@
 """`dspark serve` as a program: its one line, its log, its end; and what it refuses."""
 
 import json
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 from typer.testing import CliRunner
 
 from dspark.cli import app
 from dspark.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """The command sends log lines to an error output that a test closes."""
+    loggers = [logging.getLogger(name) for name in ("dspark", "uvicorn")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 def refusal(*options: str) -> str:
