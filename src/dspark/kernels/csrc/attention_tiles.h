@@ -17,7 +17,9 @@ constexpr int64_t kStep = 2 * kTile;  // values of a head in the rows of one til
 constexpr int64_t kFewRows = 4;
 constexpr int64_t kChunkTiles = kChunk / kTile;
 constexpr int64_t kTileSize = kTile * kTile;  // units
-constexpr int64_t kLinesPerTile = 40, kLinesPerWeights = 4;  // asked for at most; see ReadAhead
+// Lines asked for at most, see ReadAhead: evenly over time. A block reads 32, and what it does not
+// ask for, the weights do: memory would have nothing to do while they are computed.
+constexpr int64_t kLinesPerTile = 20, kLinesPerWeights = 7;
 constexpr int64_t kWeightRow = 2 * kChunk;  // units of a row: both forms of its weights
 
 struct TileScratch {

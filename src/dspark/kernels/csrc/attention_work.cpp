@@ -6,7 +6,7 @@ namespace dspark {
 namespace {
 
 constexpr int64_t kRowsReadingTakes = 12;  // reading keys and values costs as much as so many rows
-constexpr int64_t kLinesAhead = 1024;  // 64 KiB: as far ahead as a thread asks
+constexpr int64_t kLinesAhead = 2048;  // 128 KiB: as far ahead as a thread asks
 constexpr int64_t kMaxPartials = int64_t{1} << 23;  // floats held at a time, 32 MiB
 
 int64_t first_seen(const Attention& a, int64_t token) {
@@ -112,9 +112,12 @@ std::pair<int64_t, int64_t> AttentionWork::share(int64_t group, int64_t thread,
                                                  int64_t num_threads) const {
   const auto begin = costs_.begin() + group_items_[static_cast<size_t>(group)];
   const auto end = costs_.begin() + group_items_[static_cast<size_t>(group) + 1];
+  // The piece that starts nearest to the thread's part of all.
   const auto first_of = [&](int64_t number) {
-    return std::lower_bound(begin, end, *begin + (*end - *begin) * number / num_threads) -
-           costs_.begin();
+    const int64_t wanted = *begin + (*end - *begin) * number / num_threads;
+    auto first = std::lower_bound(begin, end, wanted);
+    if (first != begin && wanted - *(first - 1) < *first - wanted) --first;
+    return first - costs_.begin();
   };
   return {first_of(thread), first_of(thread + 1)};
 }
