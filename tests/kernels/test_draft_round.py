@@ -1,7 +1,9 @@
 """A drafting round as one call against its parts called one after the other, bit for bit."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -230,6 +232,43 @@ def test_a_block_outside_the_pages_and_an_anchor_that_is_none_are_refused(
     served.requests[0].tokens[-1] = 700
     with pytest.raises(RuntimeError, match="anchor 700 is no token"):
         served.propose()
+
+
+@pytest.mark.parametrize("num_drafted", [None, 560])
+@pytest.mark.parametrize("rank", [0, 6])
+def test_stop_tokens_that_come_too_early_are_impossible(
+    instructions: str, num_drafted: int | None, rank: int
+) -> None:
+    """A third of the vocabulary ends an answer, before 2 tokens of it or before none."""
+    drafter = packed_drafter(
+        seed=6,
+        vocab_size=700,
+        num_drafted=num_drafted,
+        markov_rank=rank,
+        confidence_head_with_markov=rank > 0,
+        dtype=torch.bfloat16,
+        quantization="int8",
+    )
+    stops = tuple(range(0, 700, 3))
+    kinds = [replace(kind, min_tokens=2, stop_token_ids=stops) for kind in KINDS] + [KINDS[0]]
+    at_once, parts = (Served(drafter, kinds, range(3, 9)) for _ in range(2))
+    for served in (at_once, parts):  # the parts draw by modules: none of them is plain
+        assert [live.is_plain for live in served.requests] == [False] * 5 + [True]
+    with torch.inference_mode():
+        block = at_once.propose()
+        assert not (block.tokens_RK[:5, :2] % 3 == 0).any()
+        assert (block.tokens_RK[:5, 2:] % 3 == 0).any()
+        assert_same_block(block, by_parts(parts).propose(), kinds)
+
+
+def test_forbidden_cells_out_of_order_or_out_of_place_are_refused(instructions: str) -> None:
+    served = Served(packed_drafter(seed=1, vocab_size=700), KINDS[:1], [5])
+    for cells in ([1, 0, 0, 0], [0, 700], [4, 0], [-1, 0]):
+        with (
+            patch.object(served.proposer, "_early_stops", return_value=cells),
+            pytest.raises(RuntimeError, match="is not in order or not in"),
+        ):
+            served.propose()
 
 
 def test_requests_with_penalties_take_the_other_path(instructions: str) -> None:

@@ -406,7 +406,13 @@ class Decoding:
         for r, (start, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
             self.tokens_RK[r, :length] = self.ids[start + 1 : start + 1 + length]
 
-    def at_once(self, pages: Sequence[tuple[Tensor, Tensor]], *, has_states: bool) -> StackVerdict:
+    def at_once(
+        self,
+        pages: Sequence[tuple[Tensor, Tensor]],
+        *,
+        has_states: bool,
+        forbidden: Sequence[int] = (),
+    ) -> StackVerdict:
         toy = self.toy
         table = toy.step.block_tables_RP.clamp(0, len(pages[0][0]) - 1)
         return toy.stack.decode(
@@ -421,6 +427,7 @@ class Decoding:
             draft_tokens_RK=self.tokens_RK,
             draft_probs_RKS=self.probs_RKS,
             has_states=has_states,
+            forbidden=forbidden,
         )
 
     def by_operators(self, logits_NV: Tensor) -> tuple[list[int], list[int]] | None:
@@ -440,6 +447,7 @@ class Decoding:
     counts=st.lists(st.integers(1, 6), min_size=5, max_size=5),
     kinds=st.lists(st.sampled_from(KINDS), min_size=5, max_size=5),
     has_states=st.booleans(),
+    num_forbidden=st.sampled_from([0, 1, 60]),
 )
 def test_a_decoding_step_is_its_layout_its_pass_and_its_verdict(
     instructions: str,
@@ -448,14 +456,25 @@ def test_a_decoding_step_is_its_layout_its_pass_and_its_verdict(
     counts: list[int],
     kinds: list[SamplingParams],
     has_states: bool,
+    num_forbidden: int,
 ) -> None:
+    """Ids that are forbidden in a row are never drawn there, the best ones among them."""
     requests = [(c, n) for (c, _), n in zip(case.requests, counts, strict=False)]
     case = replace(case, requests=requests, is_two_way=False)
     decoding = Decoding(Toy(model, case), kinds[: len(requests)])
     toy = decoding.toy
     pages, expected_pages = toy.copies(), toy.copies()
     hidden_ND, taps_NM, logits_NV = toy.run(expected_pages)
-    verdict = decoding.at_once(pages, has_states=has_states)
+    cells = [
+        (row, token)
+        for row, best in enumerate(logits_NV.float().argmax(dim=-1).tolist())
+        for token in {best, *range(0, len(logits_NV[0]) - 1, 2)}
+    ][: num_forbidden if len(logits_NV[0]) > 3 else 0]
+    for row, token in cells:
+        logits_NV[row, token] = -torch.inf
+    verdict = decoding.at_once(
+        pages, has_states=has_states, forbidden=[number for cell in cells for number in cell]
+    )
     assert (verdict.num_accepted, verdict.next_tokens) == decoding.by_operators(logits_NV)
     assert verdict.logits_NV is None
     for found, wanted in zip(pages, expected_pages, strict=True):

@@ -51,7 +51,9 @@ class LogitState:
         self._banned_ids = self._ids([word[0] for word in params.bad_words if len(word) == 1])
         self._long_words = tuple(tuple(word) for word in params.bad_words if len(word) > 1)
         stop_ids = {token for token in eos_ids if 0 <= token < vocab_size}
-        self._stop_ids = self._ids(sorted(stop_ids | set(params.stop_token_ids)))
+        self.stop_ids = tuple(sorted(stop_ids | set(params.stop_token_ids)))
+        """What ends the answer, and is impossible before `min_tokens` of it."""
+        self._stop_ids = self._ids(self.stop_ids)
         self._tail_length = max((len(word) - 1 for word in self._long_words), default=0)
         self._tail: tuple[int, ...] = ()
         self._has_penalties = (
@@ -70,6 +72,13 @@ class LogitState:
             self._grammar = GrammarCursor(params.grammar.matcher(), device=device)
         if params.repetition_penalty != 1.0:
             self._count(prompt_ids, by=0)
+        self.has_rules = bool(
+            params.logit_bias
+            or params.bad_words
+            or self._has_penalties
+            or self._grammar is not None
+        )
+        """Whether anything but `min_tokens` changes logits."""
         self._remember(prompt_ids)
 
     def commit(self, token_ids: Sequence[int]) -> None:
@@ -93,13 +102,12 @@ class LogitState:
     @property
     def shapes_logits(self) -> bool:
         """Whether any rule here can still change a logit."""
-        return bool(
-            self.params.logit_bias
-            or self.params.bad_words
-            or self.num_answer < self.params.min_tokens
-            or self._has_penalties
-            or self._grammar is not None
-        )
+        return self.num_answer < self.params.min_tokens or self.has_rules
+
+    @property
+    def num_early(self) -> int:
+        """Tokens that must come before one of `stop_ids`."""
+        return max(0, self.params.min_tokens - self.num_answer)
 
     def shape_(
         self,
@@ -154,12 +162,11 @@ class LogitState:
         drafted: Sequence[Sequence[int]],
         vocabulary: DraftVocabulary | None,
     ) -> None:
-        missing = self.params.min_tokens - self.num_answer
-        if missing <= 0 or not len(self._stop_ids):
+        if self.num_early == 0 or not self.stop_ids:
             return
         columns = _columns(self._stop_ids, vocabulary)
         for row_V, tokens in zip(logits_nV, drafted, strict=True):
-            if len(tokens) < missing:
+            if len(tokens) < self.num_early:
                 row_V.index_fill_(0, columns, -math.inf)
 
     def _penalise_(

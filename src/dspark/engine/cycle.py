@@ -26,7 +26,7 @@ from dspark.core import (
 from dspark.engine.admission import Admission
 from dspark.engine.batch import Run, layout_of
 from dspark.engine.draft_source import DraftSource, block_size_of, proposer_of
-from dspark.engine.judge import Judgement, can_judge_at_once, judge
+from dspark.engine.judge import Judgement, can_judge_at_once, early_stops, judge
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest, StopText, origins_of, round_table
 from dspark.engine.load import Load
@@ -439,6 +439,7 @@ class Cycle:
             draft_tokens_RK=None if block is None else block.tokens_RK,
             draft_probs_RKS=None if block is None else block.probs_RKS,
             vocabulary=None if proposer is None else proposer.vocabulary,
+            forbidden=early_stops(batch.sampling, drafts),
         )
         if proposer is not None and verdict.states is not None:
             proposer.feed(StepStates(**verdict.states._asdict()))

@@ -63,6 +63,8 @@ class DraftPass:
             device=self.device,
         )
         self.vocabulary = vocabulary_of(drafter, vocab_size)
+        self._num_columns = config.num_draft_tokens
+        self._columns: dict[int, int] = {}
         self._windows = config.windows
         self._scale = config.head_dim**-0.5
         self._context = context_weights(drafter)
@@ -144,7 +146,7 @@ class DraftPass:
         self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: RoundTable
     ) -> DraftBlock:
         """One block of K tokens for each request, its last token being the anchor."""
-        if self._round is not None and all(live.is_plain for live in requests):
+        if self._round is not None and all(live.is_nearly_plain for live in requests):
             found = self._propose_at_once(self._round, requests, cache, rounds)
             if found is not None:
                 return found
@@ -181,10 +183,29 @@ class DraftPass:
             rows=[live.slot for live in requests],
             rounds=rounds,
             probs_RKS=probs_RKS,
+            forbidden=self._early_stops(requests),
         )
         if found is None:
             return None
         return DraftBlock(tokens_RK=found[0], probs_RKS=probs_RKS, confidence_RK=found[1])
+
+    def _early_stops(self, requests: Sequence[LiveRequest]) -> list[int]:
+        """Slots of all blocks and columns in turn: stop tokens that come too early."""
+        cells: list[int] = []
+        for r, live in enumerate(requests):
+            for slot, token in live.early_stops(self.block_size):
+                column = self._column_of(token)
+                if column < self._num_columns:
+                    cells += (r * self.block_size + slot, column)
+        return cells
+
+    def _column_of(self, token: int) -> int:
+        """In the draft vocabulary, its size or more for a token that is not there."""
+        if self.vocabulary is None:
+            return token
+        if token not in self._columns:
+            self._columns[token] = int(self.vocabulary.column_V[token])
+        return self._columns[token]
 
     def _walk_apart(
         self,

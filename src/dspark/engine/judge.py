@@ -77,10 +77,24 @@ def judge(
 
 
 def can_judge_at_once(requests: Sequence[LiveRequest], block: DraftBlock | None) -> bool:
-    """Whether one operator judges all of them, so that the target's own call may do it."""
+    """Whether one operator judges all of them, so that the target's own call may do it.
+
+    `early_stops` are to be forbidden there.
+    """
     if block is not None and block.is_certain and _has_maximal(requests):
         return False
-    return all(_is_plain(live) for live in requests)
+    return all(live.params.num_logprobs is None and live.is_nearly_plain for live in requests)
+
+
+def early_stops(requests: Sequence[LiveRequest], drafts: Sequence[Sequence[int]]) -> list[int]:
+    """Rows of a step and target ids in turn: stop tokens that come too early (`min_tokens`)."""
+    cells: list[int] = []
+    start = 0
+    for live, tokens in zip(requests, drafts, strict=True):
+        for row, token in live.early_stops(len(tokens) + 1):
+            cells += (start + row, token)
+        start += len(tokens) + 1
+    return cells
 
 
 def _is_plain(live: LiveRequest) -> bool:

@@ -128,6 +128,18 @@ class LiveRequest:
         """Whether nothing but the temperature changes its logits: operators then draw for it."""
         return not self._has_filters and not self.logit_state.shapes_logits
 
+    @property
+    def is_nearly_plain(self) -> bool:
+        """The same but for stop tokens that come too early: whoever forbids `early_stops` may use
+        operators."""
+        return not self._has_filters and not self.logit_state.has_rules
+
+    def early_stops(self, num_rows: int) -> list[tuple[int, int]]:
+        """Row and target id of what is impossible in the next rows: no token of the answer, one
+        drafted before it, .."""
+        state = self.logit_state
+        return [(j, i) for j in range(min(state.num_early, num_rows)) for i in state.stop_ids]
+
     def max_width(self, block_size: int) -> int:
         """Drafted tokens worth verifying now: a round commits at most one token more."""
         cap = block_size if self.params.max_draft is None else self.params.max_draft

@@ -77,13 +77,16 @@ class DraftRound:
         rows: Sequence[int],
         rounds: RoundTable,
         probs_RKS: Tensor | None,
+        forbidden: Sequence[int] = (),
     ) -> tuple[Tensor, Tensor | None] | None:
         """Feed `waiting`, then a block of each request: what `walk` returns.
 
         `cos_PE`, `sin_PE`: float32 tables whose row is the position. `table_RP`: int32 pages by
         position, of which request r has row `rows[r]`. A block starts at the anchor's position,
         one before `rounds` says that the first drafted token stands. Tokens of `waiting` stand at
-        different places. The context is fed even where the result is `None`.
+        different places. `forbidden`: slots (r * K + j) and columns of the draft vocabulary in
+        turn, the slots in order; such a column has a logit of minus infinity. The context is fed
+        even where the result is `None`.
         """
         tokens_RK, confidence_RK, is_finite = self._run(
             [tokens.taps_NM for tokens in waiting],
@@ -96,6 +99,7 @@ class DraftRound:
             [number for row in rounds.counters for number in row],
             list(rounds.temperatures),
             probs_RKS,
+            forbidden,
         )
         if not is_finite:
             return None

@@ -188,13 +188,15 @@ class FusedStack:
         draft_probs_RKS: Tensor | None = None,
         vocabulary: DraftVocabulary | None = None,
         has_states: bool = False,
+        forbidden: Sequence[int] = (),
     ) -> StackVerdict:
         """A step as one call: layout, `run` and `kernels.decision.decide` together.
 
         Its requests are those that `decide` can judge. `runs`: row of `table` (pages of all slots,
         int32), first position and number of tokens of each request, its anchor and the drafted
         tokens that are verified; `ids` are those tokens. The rest is as in `run` and `decide`.
-        Needs an embedding and a head.
+        Needs an embedding and a head. `forbidden`: flattened tokens and target ids in turn, the
+        tokens in order; such an id has a logit of minus infinity.
         """
         states, num_accepted, next_tokens = self._decode(
             ids,
@@ -210,6 +212,7 @@ class FusedStack:
             draft_probs_RKS,
             None if vocabulary is None else vocabulary.column_V,
             has_states,
+            forbidden,
         )
         logits_NV = states.pop() if len(states) % _NUM_STATES == 1 else None
         left = None

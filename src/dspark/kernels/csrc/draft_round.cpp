@@ -53,13 +53,15 @@ struct DraftRound : torch::CustomClassHolder, private StackStages {
   // and whether all scores were finite: if not, the other two are undefined.
   //   taps, positions, places: the tokens that wait, in parts
   //   table: pages by row; rows: that of each request
+  //   forbidden: slots of all blocks and columns that no token may be of, see `Cells`
   //   counters: rows of `Rounds` one after the other; a block starts at the anchor's position, one
   //   before that of the first drafted token
   std::tuple<Tensor, Tensor, bool> run(std::vector<Tensor> taps, std::vector<Tensor> positions,
                                        std::vector<Tensor> places, const Tensor& cos,
                                        const Tensor& sin, const Tensor& table,
                                        std::vector<int64_t> rows, std::vector<int64_t> counters,
-                                       std::vector<double> temperatures, const Optional& probs) {
+                                       std::vector<double> temperatures, const Optional& probs,
+                                       std::vector<int64_t> forbidden) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const std::vector<float> floats(temperatures.begin(), temperatures.end());
     const int64_t size = static_cast<int64_t>(floats.size());
@@ -78,6 +80,7 @@ struct DraftRound : torch::CustomClassHolder, private StackStages {
     Tensor confidences = at::empty({has_confidence_ ? rounds.size : 0, block_size_}, at::kFloat);
     feed_.take(taps, positions, places, cos, sin);
     set_rounds(walk_, rounds, block_size_, tokens, confidences, probs);
+    walk_.forbidden.take(forbidden, size * block_size_, walk_.num_columns);
     const auto [tables, starts, visible, own_positions, slots] =
         lay_out(table, runs, pages_->page_size, true, 1);
     const Layout layout =

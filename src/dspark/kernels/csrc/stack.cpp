@@ -17,6 +17,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cells.h"
 #include "decision.h"
 #include "layout.h"
 #include "stack.h"
@@ -87,6 +88,7 @@ struct Pass {
   Rows hidden{};  // of the final norm, or x
   Rows logits{};
   Rows tapped{};  // [num_tokens][taps][width]
+  const Cells* forbidden = nullptr;  // cells of the logits; null: none
   Best* bests = nullptr;  // of each thread's logits [num_threads][num_tokens], if they are wanted
   Type table_type{};
   int64_t rotary_dim = 0;
@@ -217,6 +219,7 @@ void Pass::find_bests(Share panels, const Worker& me) const {
   const int64_t begin = panels.begin * kPanelOutputs;
   const int64_t end = std::min(panels.end * kPanelOutputs, head->num_outputs);
   for (int64_t n = 0; n < num_tokens; ++n) {
+    if (forbidden != nullptr) forbidden->forbid(type, n, logits.at(n), begin, end);
     Best& best = bests[me.number * num_tokens + n];
     best = k.best(type, logits.at(n) + begin * size, end - begin);
     best.column += begin;
@@ -527,21 +530,22 @@ struct Stack : StackLayers {
     const Tensor rows = rows_of(x);
     const Layout layout =
         Layout::of(block_tables, query_starts, visible, positions, slots, rows.size(0));
-    const States states = run(rows, cos, sin, *pages, layout, taps, has_logits, nullptr);
+    const States states = run(rows, cos, sin, *pages, layout, taps, has_logits);
     return {states.hidden, states.tapped, states.logits};
   }
 
   // A step of requests whose logits nothing but a temperature touches, from ids to the verdict:
   // `lay_out`, `forward` and `decide` in one. `runs`: rows of the table of pages, starts and
   // counts in turn, one run for each request: its anchor and what is verified of its drafts.
-  // `counters`: the rows of a RoundTable one after the other.
+  // `counters`: the rows of a RoundTable one after the other. `forbidden`: rows and ids, see
+  // `Cells`.
   // Gives states, accepted tokens, next tokens. States are, if they are wanted: ids, hidden
   // states, taps, the five arrays of the layout; then logits if a row's are not finite.
   std::tuple<std::vector<Tensor>, std::vector<int64_t>, std::vector<int64_t>> decode(
       std::vector<int64_t> ids, std::vector<int64_t> runs, const Tensor& table, const Tensor& cos,
       const Tensor& sin, const c10::intrusive_ptr<StackPages>& pages, std::vector<int64_t> taps,
       std::vector<int64_t> counters, std::vector<double> temperatures, Optional tokens,
-      Optional probs, Optional column_of, bool has_states) {
+      Optional probs, Optional column_of, bool has_states, std::vector<int64_t> forbidden) {
     TORCH_CHECK(head_.has_value(), "a stack without a head has no verdict");
     const int64_t num_requests = static_cast<int64_t>(temperatures.size());
     TORCH_CHECK(static_cast<int64_t>(runs.size()) == 3 * num_requests &&
@@ -554,7 +558,9 @@ struct Stack : StackLayers {
     const Layout layout =
         Layout::of(block_tables, query_starts, visible, positions, slots, rows.size(0));
     std::vector<Best> bests;
-    const States states = run(rows, cos, sin, *pages, layout, taps, true, &bests);
+    Cells cells;
+    cells.take(forbidden, rows.size(0), head_->num_outputs);
+    const States states = run(rows, cos, sin, *pages, layout, taps, true, &bests, &cells);
 
     std::vector<int64_t> starts, lengths, accepted(temperatures.size()), next(temperatures.size());
     for (int64_t r = 0, start = 0; r < num_requests; ++r) {
@@ -605,10 +611,10 @@ struct Stack : StackLayers {
   };
 
   // One pass over `rows`, which are used up. `bests`, if not null, becomes the best of each row of
-  // the logits.
+  // the logits, in which `forbidden` cells are minus infinity.
   States run(const Tensor& rows, const Tensor& cos, const Tensor& sin, const StackPages& pages,
              const Layout& layout, const std::vector<int64_t>& taps, bool has_logits,
-             std::vector<Best>* bests) {
+             std::vector<Best>* bests = nullptr, const Cells* forbidden = nullptr) {
     const int64_t num_tokens = rows.size(0), num_taps = static_cast<int64_t>(taps.size());
     const Tensor hidden = final_norm_.weight == nullptr ? rows : at::empty_like(rows);
     const Tensor logits =
@@ -627,6 +633,7 @@ struct Stack : StackLayers {
       bests->assign(static_cast<size_t>(at::get_num_threads() * num_tokens),
                     {-INFINITY, 0, false});
       pass.bests = bests->data();
+      pass.forbidden = forbidden;
     }
     run(pass, nullptr);
     if (bests != nullptr) join(*bests, num_tokens);

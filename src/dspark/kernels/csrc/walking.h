@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "cells.h"
 #include "rounds.h"
 #include "sequential.h"
 
@@ -26,6 +27,7 @@ struct Walk {
   int64_t* tokens;      // [R][K]
   float* probs;         // [R][K][S], of maximal rows
   float* confidences;   // [R][K]
+  Cells forbidden;      // of rows [R][K]
 };
 
 // The weights of a walk; the rest is zero.
@@ -188,11 +190,11 @@ class Walking {
   float* probs(int64_t r, int64_t j) const {
     return a_->probs + (r * a_->block_size + j) * a_->num_columns;
   }
-  const char* base(int64_t r, int64_t j) const {
+  char* base(int64_t r, int64_t j) const {
     return base_ + (r * a_->block_size + j) * a_->num_columns * size_;
   }
   // Logits of a request in slot j; each worker reads its own columns alone.
-  const char* logits(int64_t r, int64_t j) const {
+  char* logits(int64_t r, int64_t j) const {
     return a_->w2 ? biased_ + r * a_->num_columns * size_ : base(r, j);
   }
   Scores scores(int64_t r, int64_t j, float shift) const {
@@ -228,6 +230,8 @@ class Walking {
       if (a_->w2)
         k.add_row(a_->type, base(r, j) + first,
                    biased_ + r * a_->num_columns * size_ + first, num_own);
+      a_->forbidden.forbid(a_->type, r * a_->block_size + j, logits(r, j), w.column_begin,
+                           w.column_end);
       Best best = k.best(a_->type, logits(r, j) + first, num_own);
       best.column += w.column_begin;
       slot.bests[static_cast<size_t>(w.me.number * a_->num_rows + r)] = best;
