@@ -292,7 +292,6 @@ def test_a_request_that_comes_does_as_most_until_the_next_decision() -> None:
     service.step()
     assert planner._held is not held
     assert planner._held is not None
-    assert planner._held.is_patched
     assert planner._held.steps_left == held.steps_left - 1
     assert planner.records[-1].num_drafting == 8
     assert planner.records[-1].predicted_seconds is not None

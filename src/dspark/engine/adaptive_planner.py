@@ -79,7 +79,8 @@ class _Decision:
     curve: Curve | None = None
     verify_B: Sequence[float] = ()
     """Seconds as plain numbers, for few requests."""
-    is_patched: bool = False
+    is_guess: bool = False
+    """Whether prompts of the step were left out of its seconds."""
     steps_left: int = 0
 
 
@@ -304,31 +305,33 @@ class AdaptivePlanner:
     def _patched(self, held: _Decision, slots: list[int], outlook: Outlook) -> _Decision | None:
         """The decision in force for requests of which a few are others; `None`: decide anew.
 
-        Those who came do as most do, until the next decision.
+        Those who came do as most do, until the next decision. Steps of many requests are long
+        enough for a decision of their own.
         """
+        if len(slots) > _FEW or held.search not in (Search.FREE, Search.PRICED):
+            return None
         crew = Crew(slots, [self._members[slot] for slot in slots])
         known = {id(member): r for r, member in enumerate(held.crew.members)}
         before = [known.get(id(member)) for member in crew.members]
         if 2 * before.count(None) > len(before) or held.probed or crew.floors_R is not None:
             return None
-        if held.search not in (Search.FREE, Search.PRICED):
-            return None
         drafts = set(held.drafting)
         do_most = 2 * len(drafts) > len(held.crew.slots)
-        trust_R: Sequence[float] = ()
-        if held.trust_R:
-            trust_R = self._trust(crew)
+        has_prompts = outlook.num_prompt_tokens > 0
+        seconds = self.costs.seconds(len(slots), 0, outlook.context)
         return replace(
             held,
             crew=crew,
-            has_prompts=outlook.num_prompt_tokens > 0,
+            has_prompts=has_prompts,
             drafting=[
                 r for r, old in enumerate(before) if (do_most if old is None else old in drafts)
             ],
-            seconds=self.costs.seconds(len(slots), 0, outlook.context),
-            search=Search.PRICED if held.search is Search.FREE else held.search,
-            trust_R=trust_R,
-            is_patched=True,
+            seconds=seconds,
+            # a price holds beside prompts as well, seconds without them do not
+            search=Search.PRICED if has_prompts else self._find_search(crew),
+            trust_R=self._trust(crew) if held.trust_R else (),
+            verify_B=seconds.verify_B.tolist(),
+            is_guess=has_prompts,
         )
 
     def _decide(self, outlook: Outlook, crew: Crew) -> _Decision:
@@ -550,7 +553,7 @@ class AdaptivePlanner:
 
     def _predicted_seconds(self, step: _Step) -> float | None:
         """`None` where a decision was patched over prompts: nobody looked up what they cost."""
-        if step.decision.is_patched and step.decision.has_prompts:
+        if step.decision.is_guess:
             return None
         return step.decision.seconds.of_step(len(step.drafting), sum(step.lengths))
 
