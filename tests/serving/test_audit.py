@@ -1,5 +1,7 @@
 """The audit of our own server, whole engine and HTTP between: it passes, and fails when broken."""
 
+import random
+import secrets
 from dataclasses import replace
 
 import pytest
@@ -14,7 +16,7 @@ from dspark.benchmarks.server_audit.outcome import AuditReport
 from dspark.serving.app import App
 
 CONFIG = AuditConfig(
-    samples=40,
+    samples=25,
     tokens=4,
     sampled_prompts=2,
     greedy_tokens=24,
@@ -37,10 +39,21 @@ def audited(url: str, config: AuditConfig) -> AuditReport:
     )
 
 
-@pytest.mark.parametrize("seeded", [False, True])
-def test_our_server_passes_at_both_temperatures(live: tuple[App, str], seeded: bool) -> None:
-    """Without seeds draft and target are coupled maximally, with seeds by shared noise."""
-    report = audited(live[1], replace(CONFIG, seeded=seeded))
+@pytest.fixture(autouse=True)
+def _same_draws_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests without a seed get one by chance, of which one audit in a hundred would fail."""
+    monkeypatch.setattr(secrets, "randbits", random.Random(0).getrandbits)
+
+
+@pytest.mark.parametrize(("seeded", "concurrency"), [(False, 1), (True, 4)])
+def test_our_server_passes_at_both_temperatures(
+    live: tuple[App, str], seeded: bool, concurrency: int
+) -> None:
+    """Without seeds draft and target are coupled maximally, with seeds by shared noise.
+
+    One request at a time takes its seed in a known order.
+    """
+    report = audited(live[1], replace(CONFIG, seeded=seeded, concurrency=concurrency))
     assert report.lossless, [test for test in report.tests if not test.passed]
     assert report.untested == []
     assert report.reference == SAME_SERVER
@@ -52,7 +65,7 @@ def test_our_server_passes_at_both_temperatures(live: tuple[App, str], seeded: b
 def test_an_engine_that_accepts_every_draft_is_found_out(
     live: tuple[App, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault lies where filtered requests are judged; plain ones have an operator."""
+    """The fault lies where requests with filters are judged; greedy ones never come there."""
     monkeypatch.setattr(
         acceptance, "accept_probability", lambda p, q: torch.ones_like(p, dtype=torch.float64)
     )
@@ -60,4 +73,4 @@ def test_an_engine_that_accepts_every_draft_is_found_out(
     failed = {test.name for test in report.tests if not test.passed}
     assert "T=1 top-k: distribution of plain decoding" in failed
     assert "T=1 top-k: places as stated" in failed
-    assert not any(name.startswith(("T=0", "T=1 plain")) for name in failed)
+    assert not any(name.startswith("T=0") for name in failed), failed
