@@ -23,7 +23,7 @@ ARGUMENTS = (
     "--disable-sync",
 )
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-WAIT_MS = 30_000
+WAIT_MS = 120_000
 QUIET, BUSY = 4, 1  # guesses checked per answer: of up to two answers, of more
 
 
