@@ -22,6 +22,7 @@ from dspark.models.target import Target
 
 _CONTEXT_TOKEN = 11  # any id: the cost does not depend on the text
 _TURN = 5
+_SETTLE_S = 0.1  # untimed passes before the timed ones of a turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,19 +147,29 @@ def _medians_ms(
     runs: Mapping[tuple[str, int], Callable[[], object]], config: StepConfig
 ) -> dict[tuple[str, int], float]:
     """Sizes take turns, so that a slow minute of the machine meets them all; a turn is a few
-    passes behind an untimed one, so that each finds the caches as it would leave them."""
+    passes behind untimed ones, so that each finds caches and clock as it would leave them: for
+    tens of milliseconds behind a large pass a small one is up to a quarter slower."""
     samples: dict[tuple[str, int], list[float]] = {name: [] for name in runs}
     for name in [name for name in runs for _ in range(config.warmup)]:
         runs[name]()
     for start in range(0, config.repeats, _TURN):
         for name, run in runs.items():
-            run()
+            _settle(run)
             for _ in range(min(_TURN, config.repeats - start)):
                 started = time.perf_counter()
                 run()
                 _synchronize()
                 samples[name].append(1e3 * (time.perf_counter() - started))
     return {name: statistics.median(found) for name, found in samples.items()}
+
+
+def _settle(run: Callable[[], object]) -> None:
+    ends = time.perf_counter() + _SETTLE_S
+    run()
+    _synchronize()
+    while time.perf_counter() < ends:
+        run()
+        _synchronize()
 
 
 def _synchronize() -> None:
