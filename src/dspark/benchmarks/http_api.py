@@ -85,20 +85,36 @@ class HttpApi:
             raise ServerFault("not JSON", f"{self.url} answered with no JSON object.")
         return found
 
-    def _open(
-        self, method: str, path: str, body: Mapping[str, Any] | None, *, is_api: bool = True
-    ) -> tuple[HTTPConnection, HTTPResponse]:
+    def connection(self) -> HTTPConnection:
+        """A connection of its own, for who wants to be rude to the server."""
         parts = urlsplit(self.url)
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         assert parts.hostname is not None
-        connection = kind(parts.hostname, parts.port, timeout=self.timeout_s)
+        return kind(parts.hostname, parts.port, timeout=self.timeout_s)
+
+    def send(
+        self,
+        connection: HTTPConnection,
+        method: str,
+        path: str,
+        content: bytes | None,
+        *,
+        is_api: bool = True,
+    ) -> None:
+        """Send a request, whatever its content is, and read nothing."""
         headers = {"Content-Type": "application/json"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
-        base = parts.path.rstrip("/").removesuffix("/v1") + ("/v1" if is_api else "")
+        base = urlsplit(self.url).path.rstrip("/").removesuffix("/v1") + ("/v1" if is_api else "")
+        connection.request(method, base + path, content, headers)
+
+    def _open(
+        self, method: str, path: str, body: Mapping[str, Any] | None, *, is_api: bool = True
+    ) -> tuple[HTTPConnection, HTTPResponse]:
         content = None if body is None else json.dumps(body).encode()
+        connection = self.connection()
         try:
-            connection.request(method, base + path, content, headers)
+            self.send(connection, method, path, content, is_api=is_api)
             response = connection.getresponse()
             if response.status != 200:
                 raise _refusal(response, self.url)

@@ -1,12 +1,12 @@
 """`dspark audit`: is a server lossless? Parses, asks, prints; exit code 1 where it is not."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from dspark.commands.shared import print_json
 from dspark.errors import DSparkError
 from dspark.options import given, option
 
@@ -116,6 +116,6 @@ def audit(
         )
     print_audit(console if as_json else Console(), report)
     if as_json:
-        print(json.dumps(report.to_json()), flush=True)
+        print_json(report.to_json())
     if not report.lossless:
         raise NotLosslessError(verdict(report))

@@ -1,6 +1,5 @@
 """`dspark bench serve`: a server under load. Parses, measures, prints; exit code 1 on a failure."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 from rich.console import Console
 
 from dspark.commands.audit import ApiKeyFile, Model, Url
+from dspark.commands.shared import print_json
 from dspark.errors import InputError, ServerFault
 from dspark.options import given, option
 
@@ -114,7 +114,7 @@ def serve(
         save_frontier(report, plot)
         console.print(f"wrote {plot}", style="dim", highlight=False)
     if as_json:
-        print(json.dumps(report.to_json()), flush=True)
+        print_json(report.to_json())
     if report.has_failed:
         raise ServerFault("failed", f"{url} answered no request of some load; see the errors.")
 

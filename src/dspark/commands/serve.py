@@ -6,6 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from dspark.commands.arguments import (
+    Device,
+    Drafter,
+    Dtype,
+    Eager,
+    Policy,
+    Quantization,
+    Threads,
+)
 from dspark.options import given, option
 
 if TYPE_CHECKING:
@@ -59,58 +68,13 @@ def serve(
     log_level: Annotated[
         str, typer.Option(help="debug, info, warning or error.", rich_help_panel=_SERVER)
     ] = "info",
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help="Directory of a drafter; auto takes the one shipped for the target, prompt-lookup "
-            "copies from the text itself, none decodes plainly.",
-            show_default="auto",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help="How many drafted tokens are verified: auto weighs confidence, load and measured "
-            "costs; fixed, fixed:K, mtp1, threshold:X, table:R=K,R=K and none do not.",
-            show_default="auto",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Arithmetic: bf16, fp32, or auto, which is bf16 where the processor has it.",
-            show_default="auto",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cpu, cuda, or auto.", show_default="auto", rich_help_panel=_MODEL),
-    ] = None,
-    quantization: Annotated[
-        str | None,
-        typer.Option(
-            help="int8 stores the weights in 8 bits.",
-            show_default="none",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    eager: Annotated[
-        bool,
-        typer.Option(
-            "--eager",
-            help="Do not compile the layers: a quicker start, a slower step.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = False,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            help="Processor threads.", show_default="PyTorch's choice", rich_help_panel=_MODEL
-        ),
-    ] = None,
+    drafter: Drafter = None,
+    policy: Policy = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
     thinking: Annotated[
         bool | None,
         typer.Option(

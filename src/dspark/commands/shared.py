@@ -1,6 +1,7 @@
 """What commands do alike: read a list, show progress, print a line of JSON."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -66,5 +67,5 @@ def coupling_of(name: str | None) -> Any:
         raise InputError(f"coupling is {name!r}, but it must be {choices}.") from error
 
 
-def print_json(value: dict[str, Any]) -> None:
+def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value), flush=True)

@@ -1,6 +1,5 @@
 """`dspark bench soak`: rude traffic for long. Parses, runs, prints; exit code 1 on a fault."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dspark.commands.audit import ApiKeyFile, Model, Url
+from dspark.commands.shared import print_json
 from dspark.errors import ServerFault
 from dspark.options import given, option
 
@@ -82,7 +82,7 @@ def soak(
         )
     _print(console if as_json else Console(), report)
     if as_json:
-        print(json.dumps(report.to_json()), flush=True)
+        print_json(report.to_json())
     if not report.passed:
         raise ServerFault("failed", f"{url} did not pass: {_why(report)}.")
 

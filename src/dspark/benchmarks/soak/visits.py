@@ -9,12 +9,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
-from urllib.parse import urlsplit
 
 from dspark.benchmarks.client_prompts import Chat
 from dspark.benchmarks.http_api import HttpApi
 from dspark.errors import ServerFault
 
+_PATH = "/chat/completions"
 _BUSY = ("HTTP 429", "HTTP 503")
 
 
@@ -108,7 +108,7 @@ class Visitor:
         return _compared(Kind.SLOW, "".join(found), task.text)
 
     def _wait(self, task: Task, _: random.Random) -> Outcome:
-        choice = self._api.post("/chat/completions", self.body(task.chat))["choices"][0]
+        choice = self._api.post(_PATH, self.body(task.chat))["choices"][0]
         return _compared(Kind.WHOLE, choice["message"]["content"], task.text)
 
     def _leave(self, task: Task, rng: random.Random) -> Outcome:
@@ -122,9 +122,9 @@ class Visitor:
         return _compared(Kind.LEAVER, found, task.text[: len(found)])
 
     def _hang_up(self, task: Task, _: random.Random) -> Outcome:
-        connection = self._connection()
-        with closing(connection):
-            connection.request("POST", self._path, json.dumps(self.body(task.chat)), _JSON)
+        with closing(self._api.connection()) as connection:
+            content = json.dumps(self.body(task.chat)).encode()
+            self._api.send(connection, "POST", _PATH, content)
         return Outcome(kind=Kind.ABSENT, verdict=Verdict.RIGHT)
 
     def _send_rubbish(self, _: Task, rng: random.Random) -> Outcome:
@@ -148,10 +148,9 @@ class Visitor:
         return self._refused(Kind.ENDLESS, json.dumps(self.body(chat)).encode())
 
     def _refused(self, kind: Kind, content: bytes) -> Outcome:
-        connection = self._connection()
         try:
-            with closing(connection):
-                connection.request("POST", self._path, content, _JSON)
+            with closing(self._api.connection()) as connection:
+                self._api.send(connection, "POST", _PATH, content)
                 response = connection.getresponse()
                 said = response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -161,21 +160,9 @@ class Visitor:
         return Outcome(kind=kind, verdict=Verdict.RIGHT if is_right else Verdict.WRONG, why=why)
 
     def _texts(self, task: Task) -> Iterator[str]:
-        for event in self._api.stream("/chat/completions", self.body(task.chat)):
+        for event in self._api.stream(_PATH, self.body(task.chat)):
             for choice in event.data.get("choices") or ():
                 yield choice["delta"].get("content") or ""
-
-    def _connection(self) -> http.client.HTTPConnection:
-        parts = urlsplit(self._api.url)
-        assert parts.hostname is not None
-        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=self._api.timeout_s)
-
-    @property
-    def _path(self) -> str:
-        return "/v1/chat/completions"
-
-
-_JSON = {"Content-Type": "application/json"}
 
 
 def _compared(kind: Kind, found: str, expected: str) -> Outcome:
