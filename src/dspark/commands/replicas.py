@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from rich.console import Console
 
-from dspark.commands.serve import ServedModel
+from dspark.commands.served_model import ServedModel
 from dspark.errors import InputError, ModelError
 from dspark.serving.app import App, AppConfig, with_origins
 from dspark.serving.bridge import BridgeConfig

@@ -1,7 +1,6 @@
 """`dspark serve`: load, say in one line what is served, and answer until a signal comes."""
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,10 +14,8 @@ from dspark.commands.arguments import (
     Quantization,
     Threads,
 )
+from dspark.commands.served_model import ServedModel
 from dspark.options import given, option
-
-if TYPE_CHECKING:
-    from dspark.llm import LLM
 
 _APP = "serving.app.AppConfig"
 _BRIDGE = "serving.bridge.BridgeConfig"
@@ -172,36 +169,3 @@ def serve(
         soft_wrap=True,
     )
     Server(app, app.service.bridge).run(sockets=[found])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """What is served, before it is loaded; it can travel to another process."""
-
-    target: str
-    drafter: str | None
-    dtype: str | None
-    device: str | None
-    quantization: str | None
-    is_compiled: bool
-    threads: int | None
-    max_requests: int
-    thinking: bool | None
-    policy: str | None
-
-    def load(self, console: Console) -> "tuple[LLM, str]":
-        """The LLM with its engine built, and where its step costs come from."""
-        from dspark import assembly
-        from dspark.algorithms.policies import Adaptive, parse_policy
-
-        with console.status("loading the models"):
-            llm = assembly.load_llm(**asdict(self))
-        costs = "no cost table is needed"
-        if isinstance(parse_policy(llm.policy), Adaptive) and llm.drafter is not None:
-            costs = "step costs from the cache"
-            if llm.stored_step_cost() is None:
-                costs = "step costs measured now"
-                with console.status("measuring what steps cost on this machine, seconds"):
-                    llm.step_cost()
-        llm.cycle(speculation=True)
-        return llm, costs
