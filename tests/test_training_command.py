@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,7 @@ def test_every_switch_of_the_loss_trains(
         ("--on-policy", 0.5),
         ("--tap-layers", "0,1"),
         ("--tap-mixing",),
+        ("--pair-start", "--markov-head", "gated"),
         ("--micro-batches", 2),
     ]
     for number, switch in enumerate(switches):
@@ -170,9 +172,34 @@ def test_every_switch_of_the_loss_trains(
         assert last_json(out)["held_out_tau"] >= 1.0
 
 
+def test_the_sequential_head_can_start_from_the_pairs_of_the_answers(
+    run: Run, answers: Path, shape: Sequence[object], tmp_path: Path
+):
+    """What it starts with: one step at a rate of nearly nothing leaves it as it is."""
+    from safetensors.torch import load_file
+
+    still = ("--muon-lr", 1e-12, "--adam-lr", 1e-12, "--markov-rank", 64)
+    options = (*shape, *still, "--pair-start")
+    code, _, err = run("train", answers, "--out", tmp_path / "d", "--steps", 1, *options)
+    assert code == 0, err
+    weights = load_file(tmp_path / "d" / "model.safetensors")
+    w1_Vr, w2_Sr = (weights[f"markov_head.markov_w{i}.weight"] for i in (1, 2))
+    column = {int(token): at for at, token in enumerate(weights["d2t"])}
+    seen_VS = torch.zeros(len(w1_Vr), len(w2_Sr), dtype=torch.bool)
+    for row in map(json.loads, answers.read_text().splitlines()):
+        ids = [*row["prompt_token_ids"], *row["token_ids"]]
+        for previous, token in pairwise(ids[len(row["prompt_token_ids"]) - 1 :]):
+            if token in column:
+                seen_VS[previous, column[token]] = True
+    bias_VS = w1_Vr @ w2_Sr.T
+    assert bias_VS[~seen_VS].abs().max() < 1e-3
+    assert bias_VS[seen_VS].mean() > 0.1
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (("--pair-start", "--markov-head", "rnn"), "pair_start is on, but it needs"),
         (("--states", "disk"), "states is 'disk', but it must be online, cache or remote"),
         (("--states", "remote"), "this is the only process; start it with torchrun"),
         (("--cache-dtype", "fp8", "--states", "cache"), "dtype is 'fp8'"),

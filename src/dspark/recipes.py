@@ -34,6 +34,8 @@ class Recipe:
     """Rank of the sequential head; 0 leaves it out."""
     markov_head: str = "vanilla"
     """Kind of the sequential head: vanilla, gated or rnn."""
+    pair_start: bool = False
+    """The sequential head starts from which token follows which in the answers, not from noise."""
     has_confidence_head: bool = True
     """Whether the drafter estimates its own acceptance."""
     draft_vocab_size: int | None = 12288
@@ -66,6 +68,11 @@ class Recipe:
             raise InputError(f"kind is {self.kind!r}, but it must be one of {', '.join(_KINDS)}.")
         if self.num_taps < 1 or self.tap_layers == ():
             raise InputError("A drafter needs at least one tapped layer of the target.")
+        if self.pair_start and (self.markov_rank == 0 or self.markov_head == "rnn"):
+            raise InputError(
+                "pair_start is on, but it needs a sequential head that reads the last token alone; "
+                "take --markov-head vanilla or gated with a rank above 0."
+            )
 
     def taps(self, num_target_layers: int) -> tuple[int, ...]:
         """The tapped layers of a target of this depth, strictly increasing (UC-089)."""
@@ -93,6 +100,7 @@ def of_kind(recipe: Recipe, kind: str) -> Recipe:
     bare = replace(
         recipe,
         markov_rank=0,
+        pair_start=False,
         has_confidence_head=False,
         tap_mixing=False,
         objective=replace(recipe.objective, weights=hard_labels, base_weight=0.0),

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dspark.algorithms.draft_vocabulary import DraftVocabulary
+from dspark.algorithms.token_pairs import pair_bias
 from dspark.data.answers import Answer, AnswerSettings, join_turns, read_answers
 from dspark.data.batches import AnswerBatches, BatchConfig, split_held_out, usable
 from dspark.data.cache_fill import Filling, fill_cache
@@ -22,6 +24,8 @@ from dspark.data.token_mass import select_vocabulary, sum_mass, token_mass
 from dspark.drafter_shape import drafter_config
 from dspark.errors import InputError, ModelError
 from dspark.models.checkpoint import Provenance, load_drafter, save_drafter, target_fingerprint
+from dspark.models.drafter import Drafter
+from dspark.models.heads import SequentialKind
 from dspark.models.kinds import AnyDrafter, drafter_of
 from dspark.models.target import Target
 from dspark.recipes import Recipe
@@ -370,13 +374,56 @@ def _new_drafter(
             _choose_vocabulary(config.draft_vocab_size, target, answers, work, source)
         ranks.wait()
         d2t_S = read_snapshot(work / "vocabulary.pt")["d2t_S"]
-    return drafter_of(
+    drafter = drafter_of(
         config,
         embed_weight_VD=target.embed_weight_VD,
         head_weight_VD=target.head_weight_VD,
         d2t_S=d2t_S,
         generator=torch.Generator().manual_seed(recipe.seed),
-    ).to(target.dtype)
+    )
+    if recipe.pair_start:
+        _start_from_pairs(drafter, answers, recipe)
+    return drafter.to(target.dtype)
+
+
+@torch.no_grad()
+def _start_from_pairs(drafter: AnyDrafter, answers: Sequence[Answer], recipe: Recipe) -> None:
+    """Put the pairs of the answers that are trained on into the sequential head.
+
+    A small budget hardly moves rows of W1 that few slots read; counting takes a second.
+    """
+    train, _ = split_held_out(usable(answers), num_prompts=recipe.num_held_out, seed=recipe.seed)
+    assert isinstance(drafter, Drafter), "only a block drafter has a sequential head"
+    head = drafter.markov_head
+    assert head is not None, "pair_start needs a sequential head"
+    previous_N, next_N = _pairs(train)
+    if drafter.d2t_S is not None:
+        vocabulary = DraftVocabulary.of(drafter.d2t_S.cpu(), vocab_size=drafter.config.vocab_size)
+        next_N = vocabulary.column_V[next_N]
+        is_inside_N = next_N < vocabulary.size
+        previous_N, next_N = previous_N[is_inside_N], next_N[is_inside_N]
+    w1_Vr, w2_Sr = pair_bias(
+        previous_N,
+        next_N,
+        vocab_size=drafter.config.vocab_size,
+        draft_vocab_size=drafter.config.num_draft_tokens,
+        rank=head.rank,
+    )
+    head.markov_w1.weight.copy_(w1_Vr)
+    # A gate starts at a half, so its rows are doubled.
+    head.markov_w2.weight.copy_(w2_Sr * (2.0 if head.kind is SequentialKind.GATED else 1.0))
+
+
+def _pairs(answers: Sequence[Answer]) -> tuple[Tensor, Tensor]:
+    """Tokens of answers, each with the one before it: [N] each."""
+    previous: list[int] = []
+    following: list[int] = []
+    for answer in answers:
+        ids = [*answer.prompt_token_ids, *answer.token_ids]
+        places = [place for place, kept in enumerate(answer.loss_mask().tolist()) if kept and place]
+        previous += [ids[place - 1] for place in places]
+        following += [ids[place] for place in places]
+    return torch.tensor(previous), torch.tensor(following)
 
 
 def _choose_vocabulary(

@@ -242,6 +242,9 @@ def train(
     ] = None,
     markov_rank: Annotated[int | None, option(RECIPE, "markov_rank")] = None,
     markov_head: Annotated[str | None, option(RECIPE, "markov_head")] = None,
+    pair_start: Annotated[
+        bool | None, option(RECIPE, "pair_start", "--pair-start/--no-pair-start")
+    ] = None,
     draft_vocab_size: Annotated[int | None, option(RECIPE, "draft_vocab_size")] = None,
     mask_token_id: Annotated[int | None, option(RECIPE, "mask_token_id")] = None,
     answers_per_step: Annotated[int | None, option(RECIPE, "answers_per_step")] = None,
@@ -323,6 +326,7 @@ def train(
             tap_mixing=tap_mixing,
             markov_rank=markov_rank,
             markov_head=markov_head,
+            pair_start=pair_start,
             draft_vocab_size=draft_vocab_size,
             mask_token_id=mask_token_id,
             answers_per_step=answers_per_step,
