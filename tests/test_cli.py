@@ -1,6 +1,7 @@
 """The command line as a person uses it, on a toy model, in this process."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -378,6 +379,31 @@ def test_evaluate_refuses_what_cannot_be_evaluated(
     done = run("evaluate", prompts, "--target", model_dir, "--dtype", "fp32", "--eager", *options)
     assert done.code == 1
     assert sentence in " ".join(done.err.split())
+
+
+def test_a_base_model_is_prepared_for_and_evaluated_without_a_template(
+    run: Run, model_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Texts in, continuations out, from the answers file to the drafter's figures."""
+    base, out = tmp_path / "base", tmp_path / "answers.jsonl"
+    shutil.copytree(model_dir, base)
+    (base / "chat_template.jinja").unlink()
+    shared = ("--target", base, "--dtype", "fp32", "--eager")
+    options = ("--raw", "--max-new-tokens", 8, "--concurrency", 2)
+    prepared = run("prepare", prompts, "--out", out, *shared, *options)
+    assert prepared.code == 0, prepared.err
+    settings = json.loads(out.read_text().splitlines()[0])["prepare"]
+    assert settings["template_hash"] is None
+    sizes = ("--steps", 2, "--num-layers", 1, "--block-size", 3, "--markov-rank", 4)
+    fewer = ("--draft-vocab-size", 64, "--num-held-out", 1, "--answers-per-step", 2)
+    trained = run("train", out, "--out", tmp_path / "drafter", *shared, *sizes, *fewer)
+    assert trained.code == 0, trained.err
+    evaluated = run(
+        *("evaluate", prompts, *shared, "--drafter", tmp_path / "drafter", "--raw"),
+        *("--max-new-tokens", 6, "--limit", 1, "--json"),
+    )
+    assert evaluated.code == 0, evaluated.err
+    assert evaluated.last_json()["drafters"]
 
 
 def test_prepare_answers_each_prompt_once_and_goes_on_after_a_stop(

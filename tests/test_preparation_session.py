@@ -206,3 +206,48 @@ def test_columns_and_keys_that_cannot_be_read_are_refused(tmp_path: Path) -> Non
     assert session.key_in(tmp_path / "key") == "secret"
     with pytest.raises(InputError, match="holds no key"):
         session.key_in(tmp_path / "missing")
+
+
+def test_raw_prompts_are_continued_as_they_are_by_a_base_model(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """No template is asked, or could be; the continuation is what is learnt."""
+    shutil.copytree(model_dir, tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").unlink()
+    base = LLM.load(tmp_path / "base", drafter=None, dtype="fp32", compile=False)
+    rows = [{"prompt": "the end of"}, {"turns": ["one", "two"]}, {"prompt": "hello"}]
+    source = tmp_path / "texts.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = session.read_prompt_files([str(source)], limit=None, is_raw=True)
+    assert [prompt.turns[0] for prompt in files.prompts] == ["the end of", "hello"]
+    assert "1 rows left out" in files.remarks[0]
+    answering = session.embedded(base, replace(ASKED, is_raw=True), quantization=None)
+    out = tmp_path / "a.jsonl"
+    report = session.run(files.prompts, out, answering=answering)
+    assert (report.num_answered, report.failures) == (2, [])
+    for answer, text in zip(read_answers(out), ("the end of", "hello"), strict=True):
+        assert list(answer.prompt_token_ids) == base.tokenizer.encode(text)
+        assert answer.settings is not None
+        assert answer.settings.template_hash is None
+    (expected,) = base.generate(["the end of"], SamplingParams(temperature=0.0, max_tokens=6))
+    assert read_answers(out)[0].token_ids == list(expected.token_ids)
+    assert not any("loss mask" in line for line in session.remarks_on(report, answering, [], out))
+
+
+def test_a_base_model_that_is_to_chat_is_told_of_raw(model_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_dir, tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").unlink()
+    base = LLM.load(tmp_path / "base", drafter=None, dtype="fp32", compile=False)
+    with pytest.raises(ModelError, match="add --raw"):
+        session.embedded(base, ASKED, quantization=None)
+
+
+def test_raw_takes_no_system_prompt_no_server_and_no_conversation(tmp_path: Path) -> None:
+    source = tmp_path / "chats.jsonl"
+    source.write_text(json.dumps({"turns": ["one", "two"]}) + "\n")
+    with pytest.raises(InputError, match="A system prompt needs a chat template"):
+        session.read_prompt_files([str(source)], limit=None, system="Be brief.", is_raw=True)
+    with pytest.raises(InputError, match="All rows have several turns"):
+        session.read_prompt_files([str(source)], limit=None, is_raw=True)
+    with pytest.raises(InputError, match="leave --endpoint out"):
+        session.over_http(replace(ASKED, is_raw=True), urls=["http://localhost:1/v1"], model="m")

@@ -15,7 +15,7 @@ import torch
 
 from dspark import recipes
 from dspark.benchmarks.arithmetic import arithmetics_of
-from dspark.benchmarks.evaluation import Chats, Contender
+from dspark.benchmarks.evaluation import Chat, Chats, Contender
 from dspark.benchmarks.journal import Journal
 from dspark.core import resolve_dtype
 from dspark.data.prompt_rows import stem_of
@@ -213,15 +213,19 @@ def read_tasks(
     limit: int | None,
     names: Sequence[str] | None = None,
     system: str | None = None,
+    is_raw: bool = False,
 ) -> Mapping[str, Chats]:
     """Prompts to evaluate on, by the file's name, split by domain where a file holds several.
 
     The first turn of each conversation, whose context is the user's alone: a data set's own
     answers would be text that the target does not write (UC-101). `limit` of each task, from the
     file's top; `names` keeps these tasks only; `system` is for rows without a system prompt.
-    Raises `InputError` for a name that no file has.
+    With `is_raw` it is a text, without a chat template. Raises `InputError` for a name that no file
+    has, and for a system prompt beside `is_raw`.
     """
-    tasks: dict[str, list[list[dict[str, str]]]] = {}
+    if is_raw and system is not None:
+        raise InputError("A system prompt needs a chat template; leave --system or --raw out.")
+    tasks: dict[str, list[Chat]] = {}
     for source in sources:
         prompts = read_prompts(source).prompts
         if system is not None:
@@ -232,7 +236,7 @@ def read_tasks(
             name = stem if len(domains) == 1 else f"{stem}/{prompt.domain}"
             chats = tasks.setdefault(name, [])
             if limit is None or len(chats) < limit:
-                chats.append(prompt.as_chat())
+                chats.append(prompt.turns[0] if is_raw else prompt.as_chat())
     for name in names or ():
         if name not in tasks:
             raise InputError(f"There is no task {name!r}; these files have {', '.join(tasks)}.")

@@ -15,7 +15,7 @@ from dspark.data.answers import Answer, AnswerFile, AnswerSettings, Sampling, re
 from dspark.data.endpoints import EndpointConfig, Endpoints, RequestOptions
 from dspark.data.preparation import Answerer, Failure, PrepareReport, Take, Turn, prepare
 from dspark.data.prompts import Prompt, read_prompts, with_system
-from dspark.errors import DSparkError, InputError
+from dspark.errors import DSparkError, InputError, ModelError
 from dspark.llm import LLM, Completion, Job
 from dspark.models.target import resolve_source
 from dspark.text.answer_span import AnswerSpan
@@ -40,8 +40,15 @@ def read_prompt_files(
     columns: Mapping[str, str] | None = None,
     system: str | None = None,
     has_all_turns: bool = True,
+    is_raw: bool = False,
 ) -> PromptFiles:
-    """All prompts, in order; `limit` of each file; rows without a system prompt get `system`."""
+    """All prompts, in order; `limit` of each file; rows without a system prompt get `system`.
+
+    With `is_raw` prompts are texts to be continued: rows that only a chat template could render
+    are left out. Raises `InputError` for a system prompt beside it.
+    """
+    if is_raw and system is not None:
+        raise InputError("A system prompt needs a chat template; leave --system or --raw out.")
     prompts: list[Prompt] = []
     remarks: list[str] = []
     for source in sources:
@@ -54,6 +61,19 @@ def read_prompt_files(
         prompts = with_system(prompts, system)
     if not has_all_turns:
         prompts = [_first_turn(prompt) for prompt in prompts]
+    if is_raw:
+        chats = [p.id for p in prompts if p.system is not None or len(p.turns) > 1]
+        if len(chats) == len(prompts):
+            raise InputError(
+                "All rows have several turns or a system prompt, which only a chat template can "
+                "render; leave --raw out, or take --first-turn."
+            )
+        if chats:
+            remarks.append(
+                f"{len(chats)} rows left out, several turns or a system prompt, which only a chat "
+                f"template can render ({_listed(chats)})"
+            )
+            prompts = [p for p in prompts if p.system is None and len(p.turns) == 1]
     return PromptFiles(prompts=prompts, remarks=remarks)
 
 
@@ -94,9 +114,11 @@ def columns_of(texts: Sequence[str]) -> dict[str, str]:
 class EmbeddedEngine:
     """An `Answerer`: the target decodes here, as many turns together as it holds."""
 
-    def __init__(self, llm: LLM, *, options: RequestOptions) -> None:
+    def __init__(self, llm: LLM, *, options: RequestOptions, is_raw: bool = False) -> None:
+        """`is_raw`: prompts are continued as they are, without a chat template."""
         self._llm = llm
         self._options = options
+        self._is_raw = is_raw
 
     def __call__(self, take: Take) -> Iterator[tuple[Turn, Answer | Failure]]:
         """Answers as they end, short ones not waiting for long ones."""
@@ -120,7 +142,11 @@ class EmbeddedEngine:
         yield from failed
 
     def _job(self, turn: Turn) -> Job:
-        ids = self._llm.tokenizer.chat(turn.chat(), thinking=self._options.thinking)
+        tokenizer = self._llm.tokenizer
+        if self._is_raw:
+            ids = tokenizer.encode(turn.prompt.turns[0])
+        else:
+            ids = tokenizer.chat(turn.chat(), thinking=self._options.thinking)
         limit = self._llm.target.spec.max_positions
         if len(ids) >= limit:
             raise InputError(f"the prompt does not fit into the target's {limit} positions")
@@ -155,6 +181,8 @@ class Asked:
     seed: int
     thinking: bool | None
     system: str | None
+    is_raw: bool = False
+    """Prompts are continued as they are: for base models, which have no chat template."""
 
     def options(self) -> RequestOptions:
         """What each request carries besides its conversation."""
@@ -173,10 +201,15 @@ class Answering:
 
 
 def embedded(llm: LLM, asked: Asked, *, quantization: str | None) -> Answering:
-    """The target decodes here."""
+    """The target decodes here. Raises `ModelError` for a base model that is to chat."""
+    if not asked.is_raw and not llm.tokenizer.has_chat_template:
+        raise ModelError(
+            f"{asked.target} has no chat template because it is a base model; add --raw, and it "
+            "continues each prompt as it is."
+        )
     dtype = str(llm.target.dtype).removeprefix("torch.")
     return Answering(
-        answerer=EmbeddedEngine(llm, options=asked.options()),
+        answerer=EmbeddedEngine(llm, options=asked.options(), is_raw=asked.is_raw),
         tokenizer=llm.tokenizer,
         settings=_settings(
             asked, llm.tokenizer, f"embedded {' '.join([dtype, *filter(None, [quantization])])}"
@@ -188,8 +221,12 @@ def over_http(asked: Asked, **config: Any) -> Answering:
     """Servers decode; only the target's tokenizer is loaded. `config`: see `EndpointConfig`.
 
     Raises `ModelError` with the remedy if answers come as text and the chat template does not
-    show which of its tokens are the answer.
+    show which of its tokens are the answer, `InputError` for raw continuations.
     """
+    if asked.is_raw:
+        raise InputError(
+            "Servers are asked for chats; leave --endpoint out, and --raw decodes here."
+        )
     tokenizer = Tokenizer.load(resolve_source(asked.target))
     tokenizer.check_thinking(asked.thinking)
     endpoint = EndpointConfig(**config)
@@ -210,10 +247,11 @@ def key_in(file: Path) -> str:
 
 
 def _settings(asked: Asked, tokenizer: Tokenizer, engine: str) -> AnswerSettings:
+    has_template = tokenizer.has_chat_template and not asked.is_raw
     return AnswerSettings(
         target=asked.target,
         engine=engine,
-        template_hash=tokenizer.template_hash if tokenizer.has_chat_template else None,
+        template_hash=tokenizer.template_hash if has_template else None,
         thinking=asked.thinking,
         system=asked.system,
         samplings=asked.samplings,
@@ -258,6 +296,8 @@ def remarks_on(
             f"{report.num_truncated} of {report.num_answered} answers were cut by a limit; they "
             "are marked, and nothing teaches the drafter to end there"
         )
+    if answering.settings.template_hash is None:  # all that follows a text is the answer
+        return remarks
     mask = mask_remark(answering.tokenizer, prompts, out, thinking=answering.settings.thinking)
     return remarks if mask is None else [*remarks, mask]
 

@@ -51,8 +51,10 @@ class EvaluationConfig:
             raise InputError("An evaluation needs at least one temperature and one width.")
 
 
-Chats = Sequence[Sequence[Mapping[str, str]]]
-"""Conversations that end with a user turn."""
+Chat = Sequence[Mapping[str, str]] | str
+"""A conversation that ends with a user turn, or a text to be continued as it is."""
+
+Chats = Sequence[Chat]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,5 +230,6 @@ def _check_fit(llm: LLM, tasks: Mapping[str, Chats]) -> None:
                 )
 
 
-def _hash(chat: Sequence[Mapping[str, str]]) -> str:
-    return hashlib.sha256(json.dumps(list(map(dict, chat))).encode()).hexdigest()[:16]
+def _hash(chat: Chat) -> str:
+    plain = chat if isinstance(chat, str) else list(map(dict, chat))
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]

@@ -76,6 +76,12 @@ def prepare(
     first_turn: Annotated[
         bool, typer.Option("--first-turn", help="Answer the first turn of a conversation only.")
     ] = False,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", help="Continue each prompt as it is, without a chat template: base models."
+        ),
+    ] = False,
     concurrency: Annotated[int, typer.Option(help="Answers decoded together.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt; the next has the next.")] = 0,
     endpoint: Annotated[
@@ -123,6 +129,7 @@ def prepare(
         columns=session.columns_of(column or ()),
         system=system,
         has_all_turns=not first_turn,
+        is_raw=raw,
     )
     for line in files.remarks:
         console.print(line, highlight=False)
@@ -133,6 +140,7 @@ def prepare(
         seed=seed,
         thinking=thinking,
         system=system,
+        is_raw=raw,
     )
     with console.status("loading the model"):
         if endpoint:
@@ -432,6 +440,10 @@ def evaluate(
     ] = None,
     system: System = None,
     thinking: Thinking = None,
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="Continue each prompt as it is, without a chat template."),
+    ] = False,
     against_plain: Annotated[
         bool,
         typer.Option(
@@ -486,6 +498,7 @@ def evaluate(
         limit=limit,
         names=None if tasks is None else names_in(tasks),
         system=recorded.system,
+        is_raw=raw,
     )
     console = Console(stderr=True)
     with console.status("loading the model"):
