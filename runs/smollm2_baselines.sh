@@ -40,6 +40,7 @@ switches() {
         rnn) echo "--markov-head rnn --base-weight 1.0" ;;
         pairs) echo "--pair-start" ;;
         pairs-kl) echo "--pair-start --loss-ce 0 --loss-l1 0 --loss-kl 1" ;;
+        pairs-lk) echo "--pair-start --loss-ce 0 --loss-l1 0 --loss-hybrid 1" ;;
         pairs-gated) echo "--pair-start --markov-head gated" ;;
         rnn-plain) echo "--markov-head rnn" ;;
         tap-mixing) echo "--tap-mixing" ;;
@@ -67,7 +68,7 @@ switches() {
 }
 all="dspark
     dflash eagle3 mtp dflash-5 dpace dpace-acceptance decay-2 lk-alpha lk-lambda kl dpace-lk
-    pairs pairs-kl pairs-gated rnn rnn-plain gated tap-mixing on-policy chat-2 layers-1 layers-3 block-4 block-7 rank-32
+    pairs pairs-kl pairs-lk pairs-gated rnn rnn-plain gated tap-mixing on-policy chat-2 layers-1 layers-3 block-4 block-7 rank-32
     rank-128 taps-2 taps-3 vocab-8k vocab-16k"
 
 drafters=()
