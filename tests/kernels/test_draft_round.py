@@ -211,6 +211,26 @@ def test_round_after_round_keeps_its_memory_clean(instructions: str) -> None:
             assert_same_block(blocks[0], blocks[1], kinds)
 
 
+def test_many_waiting_tokens_enter_with_the_next_block(instructions: str) -> None:
+    """As many as steps without drafts leave behind, more than any tile or scratch holds."""
+    drafter = packed_drafter(seed=3, vocab_size=700, dtype=torch.bfloat16)
+    lengths = [NUM_POSITIONS - 8] * 5
+    at_once, parts = (Served(drafter, KINDS, lengths) for _ in range(2))
+    by_parts(parts)
+    blocks = []
+    with torch.inference_mode():
+        for served in (at_once, parts):
+            generator = torch.Generator().manual_seed(6)
+            for start in range(0, NUM_POSITIONS - 9, 3):
+                count = min(3, NUM_POSITIONS - 9 - start)
+                served.feed([(r, start, count) for r in range(5)], generator)
+            assert served.proposer._pending
+            blocks.append(served.propose())
+    assert_same_block(blocks[0], blocks[1], [live.params for live in at_once.requests])
+    for found, wanted in zip(at_once.pages, parts.pages, strict=True):
+        assert torch.equal(found, wanted)
+
+
 def test_scores_that_are_not_finite_are_left_to_the_modules(instructions: str) -> None:
     drafter = packed_drafter(seed=1, vocab_size=700)
     served = Served(drafter, KINDS[:2], [5, 6])
