@@ -11,6 +11,7 @@ import typer
 from dspark.commands import drafters, planning, speed, text
 from dspark.commands.audit import audit
 from dspark.commands.bench_serve import serve as bench_serve
+from dspark.commands.overhead import overhead
 from dspark.commands.serve import serve
 from dspark.commands.soak import soak
 from dspark.errors import DSparkError
@@ -47,6 +48,7 @@ _BENCHES: dict[str, Callable[..., None]] = {
     "throughput": speed.throughput,
     "load": planning.load,
     "serve": bench_serve,
+    "overhead": overhead,
     "soak": soak,
     "exact": speed.exact,
     "perplexity": speed.perplexity,

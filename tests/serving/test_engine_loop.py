@@ -100,7 +100,7 @@ def test_pieces_joined_are_the_answers_that_each_gets_alone(desk: Desk) -> None:
 
 def test_a_turn_delivers_once_whatever_the_number_of_clients(desk: Desk) -> None:
     deliveries: list[int] = []
-    desk.loop._deliver = lambda out: deliveries.append(len(out))
+    desk.loop._outbox._deliver = lambda out: deliveries.append(len(out))
     for prompt in ("Hello", "the end", "world"):
         desk.ask(prompt)
     desk.loop.turn()

@@ -99,6 +99,9 @@ def serve(
     drain: Annotated[
         float | None, option(_BRIDGE, "drain_s", "--drain", rich_help_panel=_LIMITS)
     ] = None,
+    stream_gap: Annotated[
+        float | None, option(_BRIDGE, "stream_gap_s", "--stream-gap", rich_help_panel=_LIMITS)
+    ] = None,
     replicas: Annotated[
         int | None,
         typer.Option(
@@ -138,7 +141,12 @@ def serve(
         cors_origins=tuple(cors_origin or ()),
     )
     bridge_config = BridgeConfig(
-        **given(max_waiting=max_waiting, deadline_s=deadline, drain_s=drain)
+        **given(
+            max_waiting=max_waiting,
+            deadline_s=deadline,
+            drain_s=drain,
+            stream_gap_s=stream_gap,
+        )
     )
     found = listen(host, port)  # before minutes of loading
     console = Console(stderr=True)

@@ -17,11 +17,15 @@ import torch
 from dspark.engine.adaptive_planner import AdaptivePlanner
 from dspark.errors import InputError
 from dspark.llm import LLM
-from dspark.serving.engine_loop import Delivery, EngineLoop
+from dspark.serving.engine_loop import EngineLoop
 from dspark.serving.events import Feed
 from dspark.serving.metrics import Gauges, Meter
+from dspark.serving.outbox import Delivery
 from dspark.serving.stream import Stream
 from dspark.serving.work import Cause, Failure, Order
+
+_HANDING_S = 0.003
+"""Longest time that the engine waits for pieces to be handed out, which takes a tenth of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,9 @@ class BridgeConfig:
     """Seconds after which an answer that is not finished is given up; `None`: never."""
     drain_s: float = 30.0
     """Seconds that running answers get to end when the server is told to stop."""
+    stream_gap_s: float = 0.05
+    """Seconds for which tokens of a stream may be held back to go with those of the next steps;
+    first and last ones never are. 0 sends each step's at once."""
 
     def __post_init__(self) -> None:
         if self.max_waiting < 0:
@@ -46,6 +53,8 @@ class BridgeConfig:
             raise InputError(f"deadline_s is {self.deadline_s}, but it must be above 0.")
         if not 0.0 <= self.drain_s < math.inf:
             raise InputError(f"drain_s is {self.drain_s}, but it must be at least 0.")
+        if not 0.0 <= self.stream_gap_s < math.inf:
+            raise InputError(f"stream_gap_s is {self.stream_gap_s}, but it must be at least 0.")
 
 
 class Busy(Exception):
@@ -77,12 +86,18 @@ class Bridge:
         self.feed = Feed(llm)
         self.is_draining = False
         self._engine = EngineLoop(
-            llm, deliver=self._deliver, clock=clock, meter=self.meter, feed=self.feed
+            llm,
+            deliver=self._deliver,
+            clock=clock,
+            meter=self.meter,
+            feed=self.feed,
+            stream_gap_s=self.config.stream_gap_s,
         )
         self._streams: dict[Order, Stream] = {}
         self._num_open = 0
         self._finishes: deque[float] = deque(maxlen=32)
         self._wake = threading.Event()
+        self._handed = threading.Event()
         self._is_stopping = False
         self._broken: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -189,9 +204,12 @@ class Bridge:
             self._engine.fail_all(Failure(Cause.SHUTDOWN, "The server stopped."))
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """Called in the engine's thread."""
+        """Called in the engine's thread, which rests until clients have what is theirs: otherwise
+        both want the interpreter, and a first token waits for the next step to let go of it."""
         assert self._loop is not None
+        self._handed.clear()
         self._loop.call_soon_threadsafe(self._hand_out, deliveries)
+        self._handed.wait(_HANDING_S)
 
     def _hand_out(self, deliveries: Sequence[Delivery]) -> None:
         for order, item in deliveries:
@@ -204,6 +222,8 @@ class Bridge:
             elif stream.is_over:
                 self._close(order)
                 self._finishes.append(self.clock())
+        assert self._loop is not None
+        self._loop.call_soon(self._handed.set)  # behind the readers that were woken
 
     def _close(self, order: Order) -> bool:
         if self._streams.pop(order, None) is None:

@@ -19,11 +19,10 @@ from dspark.llm import LLM
 from dspark.serving.answer import Answer
 from dspark.serving.events import Feed
 from dspark.serving.metrics import Meter
-from dspark.serving.work import Cause, Failure, Order, Piece
+from dspark.serving.outbox import Delivery, Outbox
+from dspark.serving.work import Cause, Failure, Order
 
 log = logging.getLogger("dspark.engine")
-
-Delivery = tuple[Order, Piece | Failure]
 
 
 class EngineLoop:
@@ -37,21 +36,24 @@ class EngineLoop:
         clock: Callable[[], float],
         meter: Meter,
         feed: Feed,
+        stream_gap_s: float = 0.0,
     ) -> None:
-        """`deliver` is called at most once a turn, with all that the turn gave."""
+        """`deliver` is called at most once a turn, with all that the turn gave; pieces of running
+        answers may wait for those of the next steps, `stream_gap_s` at most."""
         self.inbox: deque[tuple[bool, Order]] = deque()
         """New orders (true) and orders that nobody wants any more (false), in their order."""
         self.meter = meter
         self._llm = llm
         self._cycle: Cycle = llm.cycle(speculation=True)
-        self._deliver = deliver
+        self._outbox = Outbox(deliver, gap_s=stream_gap_s)
         self._clock = clock
         self._feed = feed
         self._answers: dict[str, Answer] = {}
         self._left: dict[Order, int] = {}  # answers of an order that are not finished
         self._deadlines: list[tuple[float, int, Order]] = []
         self._numbers = count()
-        self._out: list[Delivery] = []
+        self._step_s = 0.0
+        """Length of the last step; the next one is taken to be as long."""
 
     @property
     def num_answers(self) -> int:
@@ -79,18 +81,16 @@ class EngineLoop:
         self._end_late_orders()
         if self._cycle.has_work:
             self._step()
-        if self._out:
-            out, self._out = self._out, []
-            self._deliver(out)
+        now_s = self._clock()
+        next_s = now_s + self._step_s if self._cycle.has_work else None
+        self._outbox.release(now_s=now_s, next_s=next_s)
         return self._cycle.has_work or bool(self.inbox)
 
     def fail_all(self, failure: Failure) -> None:
         """End every order now."""
         for order in list(self._left):
             self._fail(order, failure)
-        if self._out:
-            out, self._out = self._out, []
-            self._deliver(out)
+        self._outbox.release(now_s=self._clock(), next_s=None)
 
     def _begin(self, order: Order) -> None:
         answers = [Answer(order, i, self._llm.tokenizer) for i in range(len(order.requests))]
@@ -103,7 +103,7 @@ class EngineLoop:
         except InputError as error:  # all of an order or nothing
             for answer in begun:
                 self._cycle.abort(answer.request.id)
-            self._out.append((order, Failure(Cause.INPUT, str(error))))
+            self._outbox.add(order, Failure(Cause.INPUT, str(error)), is_urgent=True)
             return
         self._answers.update((answer.request.id, answer) for answer in begun)
         if begun:
@@ -112,7 +112,7 @@ class EngineLoop:
             heapq.heappush(self._deadlines, (order.deadline_s, next(self._numbers), order))
         for answer in answers:
             if answer.request.params.max_tokens == 0:
-                self._out.append((order, answer.empty()))
+                self._outbox.add(order, answer.empty(), is_urgent=True)
 
     def _withdraw(self, order: Order) -> None:
         if self._left.pop(order, None) is None:
@@ -124,7 +124,7 @@ class EngineLoop:
 
     def _fail(self, order: Order, failure: Failure) -> None:
         self._withdraw(order)
-        self._out.append((order, failure))
+        self._outbox.add(order, failure, is_urgent=True)
 
     def _end_late_orders(self) -> None:
         while self._deadlines and self._deadlines[0][0] <= self._clock():
@@ -150,9 +150,10 @@ class EngineLoop:
             self._recover(error)
             return
         now = self._clock()
-        self.meter.step(result, now - started, self._cycle.planner)
+        self._step_s = now - started
+        self.meter.step(result, self._step_s, self._cycle.planner)
         if self._feed.is_watched:
-            self._feed.publish(self._record(result, now, now - started))
+            self._feed.publish(self._record(result, now, self._step_s))
         for item in result.rounds:
             if item.token_ids:
                 self._give(item, now)
@@ -160,7 +161,8 @@ class EngineLoop:
     def _give(self, item: RoundResult, now: float) -> None:
         answer = self._answers[item.request_id]
         self.meter.piece(answer, item, now)
-        self._out.append((answer.order, answer.add(item, now)))
+        is_urgent = answer.first_s is None or item.finish_reason is not None
+        self._outbox.add(answer.order, answer.add(item, now), is_urgent=is_urgent)
         if item.finish_reason is None:
             return
         del self._answers[item.request_id]
@@ -195,7 +197,8 @@ class EngineLoop:
         self._left.clear()
         ids = list(self._answers)
         self._answers.clear()
-        self._out.extend((order, Failure(Cause.ENGINE, message)) for order in orders)
+        for order in orders:
+            self._outbox.add(order, Failure(Cause.ENGINE, message), is_urgent=True)
         try:
             for request_id in ids:
                 self._cycle.abort(request_id)

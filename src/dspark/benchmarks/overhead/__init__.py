@@ -1,0 +1,1 @@
+"""What the server costs beside its own engine: `dspark bench overhead`."""

@@ -1,0 +1,117 @@
+"""`dspark bench overhead`: our server beside its own engine. Parses, measures, prints."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from dspark.commands.arguments import (
+    Drafter,
+    Dtype,
+    Eager,
+    Json,
+    Policy,
+    Quantization,
+    Target,
+    Threads,
+)
+from dspark.commands.shared import print_json, say_round
+from dspark.options import given, option
+
+if TYPE_CHECKING:
+    from dspark.benchmarks.client_prompts import Chat
+    from dspark.benchmarks.overhead.overhead import OverheadReport
+
+_OVERHEAD = "benchmarks.overhead.config.OverheadConfig"
+
+
+def overhead(
+    target: Target = None,
+    drafter: Drafter = None,
+    policy: Policy = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
+    eager: Eager = False,
+    threads: Threads = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Prompts in any form that evaluate reads.", show_default="32 built in"),
+    ] = None,
+    users: Annotated[int | None, option(_OVERHEAD, "users")] = None,
+    answers: Annotated[int | None, option(_OVERHEAD, "answers")] = None,
+    max_new_tokens: Annotated[int | None, option(_OVERHEAD, "max_new_tokens")] = None,
+    temperature: Annotated[float | None, option(_OVERHEAD, "temperature")] = None,
+    first_tokens: Annotated[int | None, option(_OVERHEAD, "first_tokens")] = None,
+    rounds: Annotated[int | None, option(_OVERHEAD, "rounds")] = None,
+    seed: Annotated[int | None, option(_OVERHEAD, "seed")] = None,
+    as_json: Json = False,
+) -> None:
+    """What our server costs: its throughput and first token beside those of its engine alone.
+
+    Example: dspark bench overhead --users 16 --json
+    """
+    from dspark import assembly
+    from dspark.benchmarks.client_prompts import chats_of
+    from dspark.benchmarks.overhead.config import OverheadConfig
+    from dspark.benchmarks.overhead.overhead import measure
+    from dspark.benchmarks.workload import many_prompts
+
+    config = OverheadConfig(
+        **given(
+            users=users,
+            answers=answers,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            first_tokens=first_tokens,
+            rounds=rounds,
+            seed=seed,
+        )
+    )
+    chats: Sequence[Chat] = [[{"role": "user", "content": p.text}] for p in many_prompts(32)]
+    if prompts is not None:
+        chats = chats_of(prompts, limit=config.answers)
+    console = Console(stderr=True)
+    with console.status("loading the models"):
+        llm = assembly.load_llm(
+            target=target,
+            drafter=drafter,
+            dtype=dtype,
+            quantization=quantization,
+            is_compiled=not eager,
+            threads=threads,
+            max_requests=config.users,
+            policy=policy,
+        )
+        llm = llm.with_config(replace(llm.config, prefix_cache=False))
+        llm.cycle(speculation=True)
+    with console.status("engine and server in turn"):
+        report = measure(
+            llm,
+            chats,
+            config,
+            on_round=lambda number, side, rate: say_round(console, number, side, rate),
+        )
+    _print(console if as_json else Console(), report)
+    if as_json:
+        print_json(report.to_json())
+
+
+def _print(console: Console, report: "OverheadReport") -> None:
+    def median(values: "list[float]") -> float:
+        return sorted(values)[len(values) // 2]
+
+    engine = median([taken.tokens_per_s for taken in report.engine])
+    server = median([taken.tokens_per_s for taken in report.server])
+    console.print(report.environment.sentence(), style="dim", highlight=False)
+    console.print(
+        f"{report.users} users, {report.answers} answers, {report.policy} policy: server "
+        f"{server:.1f} tokens/s, engine alone {engine:.1f}, ratio {report.throughput_ratio:.3f}\n"
+        f"first token of one user, prompts of {report.prompt_tokens:.0f} tokens: server "
+        f"{report.server_first_ms:.2f} ms, engine alone {report.engine_first_ms:.2f}, ratio "
+        f"{report.first_token_ratio:.3f}",
+        highlight=False,
+        soft_wrap=True,
+    )
