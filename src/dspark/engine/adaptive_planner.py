@@ -45,7 +45,7 @@ from dspark.engine.hindsight import Hindsight
 from dspark.engine.live_calibration import LiveCalibration, Rounds
 from dspark.engine.live_costs import LiveCosts, StepSeconds
 from dspark.engine.planner import NUM_RECORDS, Curve, Outcome, Outlook, PlanRecord
-from dspark.engine.probes import MOST_PROBED, Probes, candidates
+from dspark.engine.probes import MOST_PROBED, PlainLooks, Probes, candidates
 from dspark.engine.survival_history import SurvivalHistory
 
 _FEW, _FEW_BLOCKS = 16, 8
@@ -54,6 +54,10 @@ _HOLDS, _RESTS = 8, 16
 """Steps that a decision to draft, or not to, serves while the requests stay the same."""
 _FIRST_STEPS, _HOLDS_FIRST = 64, 4
 """So many steps of a service learn faster."""
+_FIRST_MARGIN = 0.08
+"""Gain that drafting has to promise beyond the policy's margin in the first of them."""
+_DEAREST_PROBE = 3.0
+"""Times its prediction that a probe is charged at most: a pause of the machine is none."""
 _TAKEN_IN_AT = 32
 """Outcomes that are taken in together, at most."""
 
@@ -79,6 +83,8 @@ class _Decision:
     curve: Curve | None = None
     verify_B: Sequence[float] = ()
     """Seconds as plain numbers, for few requests."""
+    is_look: bool = False
+    """Whether it would draft, and does not to see what plain steps cost."""
     is_guess: bool = False
     """Whether prompts of the step were left out of its seconds."""
     steps_left: int = 0
@@ -124,6 +130,7 @@ class AdaptivePlanner:
         self._going = GoingRate()
         self._hindsight = [Hindsight() for _ in range(LiveCalibration.NUM_CLASSES)]
         self._probes = Probes()
+        self._looks = PlainLooks()
         self._members: dict[int, Member] = {}
         self._did_draft: set[int] = set()
         self._pending: list[tuple[_Step, Outcome]] = []
@@ -291,8 +298,10 @@ class AdaptivePlanner:
             is_same = held.crew.slots == slots and not self._has_come
             if not is_same or held.has_prompts != has_prompts:
                 held = self._patched(held, slots, outlook)
-        elif held is not None and (held.probed or self._num_steps < _FIRST_STEPS):
-            self._take_in()  # a probe, and the first steps, are for what they show
+        elif held is not None and (held.probed or held.is_look or self._num_steps < _FIRST_STEPS):
+            self._take_in()  # a probe, a look and the first steps are for what they show
+            if held.is_look:
+                self.costs.merge()
             held = None
         else:
             held = None
@@ -354,10 +363,13 @@ class AdaptivePlanner:
         if crew.floors_R is not None or search is Search.DELAYED:
             choice, drafting = self._budgeted(blocks_RHK, caps, seconds, drafting, crew.floors_R)
         probed = self._probed(outlook, caps, drafting, foresight, worth)
-        if probed:
-            drafting = sorted([*drafting, *probed])
         self._did_draft.difference_update(crew.slots)
-        self._did_draft.update(crew.slots[r] for r in drafting if r not in probed)
+        self._did_draft.update(crew.slots[r] for r in drafting)
+        is_look = self._is_look(outlook, crew, drafting)
+        if is_look:
+            drafting, probed = (), ()
+        elif probed:
+            drafting = sorted([*drafting, *probed])
         is_few = count <= _FEW and crew.floors_R is None
         return _Decision(
             crew=crew,
@@ -376,7 +388,8 @@ class AdaptivePlanner:
                 seconds_B=seconds.verify_B + seconds.draft_N[len(drafting)],
             ),
             verify_B=seconds.verify_B.tolist() if is_few else (),
-            steps_left=self._steps_held(drafting, probed),
+            is_look=is_look,
+            steps_left=_HOLDS if is_look else self._steps_held(drafting, probed),
         )
 
     def _steps_held(self, drafting: Sequence[int], probed: Sequence[int]) -> int:
@@ -385,6 +398,13 @@ class AdaptivePlanner:
         if self._num_steps < _FIRST_STEPS:
             return _HOLDS_FIRST
         return _HOLDS if drafting else _RESTS
+
+    def _is_look(self, outlook: Outlook, crew: Crew, drafting: Sequence[int]) -> bool:
+        if not drafting or outlook.num_prompt_tokens or crew.floors_R is not None:
+            return False
+        count = len(crew.slots)
+        held = self._steps_held(drafting, ())
+        return self._looks.is_due(count, lift=self._going.lift(count), num_steps=held)
 
     def _foresee(
         self,
@@ -399,7 +419,7 @@ class AdaptivePlanner:
         plain_rate = count / float(usual.verify_B[0])
         draft_N: Sequence[float] = seconds.draft_N.tolist()
         # who does not draft needs to gain so many tokens more, so that noise switches nothing
-        margin = self.policy.margin
+        margin = self._margin
         head_start = [0.0 if slot in self._did_draft else -margin for slot in crew.slots]
         while True:
             worth = Worth(
@@ -421,6 +441,12 @@ class AdaptivePlanner:
             going.decided(count, lift=rate / plain_rate, budget=budget)
             if not is_new:
                 return found, worth
+
+    @property
+    def _margin(self) -> float:
+        """The policy's, and more while costs and survivals are those of another day: what looks
+        best among guesses is guessed too well."""
+        return self.policy.margin + _FIRST_MARGIN * max(1.0 - self._num_steps / _FIRST_STEPS, 0.0)
 
     def _foresight(
         self, blocks_RHK: Blocks, worth: Worth, caps: Sequence[int], head_start: Sequence[float]
@@ -542,14 +568,22 @@ class AdaptivePlanner:
             self._hindsight[index].forget()
 
     def _charge(self, step: _Step, outcome: Outcome) -> None:
-        """What a probe lost, all told."""
+        """What a probe lost, all told.
+
+        Time as it was measured: a drafter that rested finds weights, pages and words that wait for
+        it cold, which no table of steady steps knows.
+        """
         decision, probed = step.decision, step.decision.probed
         drafts_N, worth = decision.worth.draft_seconds_N, decision.worth
         others = len(decision.drafting) - len(probed)
-        seconds = drafts_N[len(decision.drafting)] - drafts_N[others]
         verified = sum(step.lengths[r] for r in probed)
         accepted = sum(outcome.accepted[r] for r in probed)
-        self._probes.lost(worth.second * seconds + worth.price * verified - accepted)
+        seconds = drafts_N[len(decision.drafting)] - drafts_N[others]
+        seconds += verified * worth.token_seconds
+        if outcome.seconds is not None and outcome.num_prompt_tokens == 0:
+            without = decision.seconds.of_step(others, sum(step.lengths) - verified)
+            seconds = min(outcome.seconds - without, _DEAREST_PROBE * seconds)
+        self._probes.lost(worth.second * seconds - accepted)
 
     def _predicted_seconds(self, step: _Step) -> float | None:
         """`None` where a decision was patched over prompts: nobody looked up what they cost."""

@@ -125,7 +125,7 @@ class LiveCosts:
         is_surprised = abs(self._surprise) > _SURPRISE and self._steps_since >= _SURPRISE_EVERY
         is_due = self._steps_since >= self._wait or is_surprised
         if is_due:
-            self._merge()
+            self.merge()
 
     def _table(self, num_requests: int) -> StepCost:
         """The part of the corrected table that tells of so many requests."""
@@ -134,7 +134,7 @@ class LiveCosts:
             self._tables[rows] = self._ratios.table(rows)
         return self._tables[rows]
 
-    def _merge(self) -> None:
+    def merge(self) -> None:
         """What was seen counts from now on; tables are made when they are asked for."""
         self._tables.clear()
         self._found.clear()

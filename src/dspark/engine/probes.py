@@ -1,4 +1,5 @@
-"""What may be spent on drafts that are not expected to pay, to notice when they would (UC-144).
+"""What may be spent to notice that another choice would pay: drafts while they are not expected to
+(UC-144), and steps without any while they are.
 
 All probes together lose at most `LOSS` of the tokens that the service commits, whatever the number
 of requests, and `_MOST_SAVED` tokens or one probe besides. What counts is what a probe really lost.
@@ -12,6 +13,11 @@ SPACING = 8
 MOST_PROBED = 8
 """Requests of one probe, at most: the drafter's first request costs more than the others."""
 _MOST_SAVED = 4.0
+
+_CLEAR_LIFT = 1.2
+"""Gain over plain decoding from which nobody has to look whether it is one."""
+_FIRST_LOOK, _LAST_LOOK = 16, 256
+"""Drafting steps from one look at plain ones to the next: the first time, and later on."""
 
 
 class Probes:
@@ -41,3 +47,25 @@ def candidates(drafted_at: Sequence[int | None], rounds: Sequence[int]) -> list[
     ]
     found = [index for index, age in enumerate(ages) if age >= SPACING]
     return sorted(found, key=lambda index: -ages[index])
+
+
+class PlainLooks:
+    """When a service that drafts should decode plainly for a while.
+
+    A pass without drafts costs less than the corrections of passes with drafts let it seem, and
+    only such passes show it. Numbers of requests are told apart by powers of two.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, int] = {}
+        self._wait: dict[int, int] = {}
+
+    def is_due(self, num_requests: int, *, lift: float, num_steps: int) -> bool:
+        """Whether to look now instead of drafting for so many steps more at this gain."""
+        key = num_requests.bit_length()
+        self._steps[key] = self._steps.get(key, 0) + num_steps
+        wait = self._wait.get(key, _FIRST_LOOK)
+        if lift >= _CLEAR_LIFT or self._steps[key] <= wait:
+            return False
+        self._steps[key], self._wait[key] = 0, min(4 * wait, _LAST_LOOK)
+        return True
