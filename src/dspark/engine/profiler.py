@@ -2,8 +2,10 @@
 
 Every entry of the table is a step as serving runs it: R requests, of each its anchor and the same
 number of drafted tokens, the drafter's part timed apart. Widths take turns, so that whatever else
-the machine does falls on all of them alike; the first steps do not count (UC-146). It decides
-nothing about what a good table is (`cost_faults`) and keeps no file.
+the machine does falls on all of them alike; the first steps do not count (UC-146), nor does the
+first one after a change between drafting and not, which finds its weights out of the caches: a
+service stays with either for many steps. It decides nothing about what a good table is
+(`cost_faults`) and keeps no file.
 """
 
 from collections import deque
@@ -24,6 +26,8 @@ from dspark.errors import InputError
 from dspark.models.target import Target
 
 _WARMUP = 3
+_PLAIN = 2
+"""Plain steps of a round that are timed, one after the other."""
 _PAGE = 64
 _MOST_FOR_CONTEXT = 8  # requests whose long prompts are read for the cost of context
 
@@ -112,7 +116,7 @@ class _Bench:
         self._num_requests = num_requests
         self._num_ids = target.spec.vocab_size
         self._max_positions = target.spec.max_positions
-        steps = num_rounds * (self._block_size + 1) + _WARMUP + 8
+        steps = num_rounds * (self._block_size + _PLAIN + 2) + _WARMUP + 8
         room = target.spec.max_positions - context - self._block_size
         self._max_tokens = min(steps * (self._block_size + 1), room)
         length = context + self._max_tokens + self._block_size
@@ -165,12 +169,13 @@ class _Bench:
         for index in range(config.max_rounds):
             if index >= config.min_rounds and self._clock() >= until:
                 break
-            for width in rng.permutation(widths).tolist():
+            for width, is_timed in _turns(rng.permutation(widths).tolist()):
                 found = self.step(width)
                 if found is None:
                     return samples
-                samples.draft.setdefault(width, []).append(found.draft_seconds or 0.0)
-                samples.verify.setdefault(width, []).append(found.verify_seconds or 0.0)
+                if is_timed:
+                    samples.draft.setdefault(width, []).append(found.draft_seconds or 0.0)
+                    samples.verify.setdefault(width, []).append(found.verify_seconds or 0.0)
         return samples
 
     @property
@@ -246,6 +251,17 @@ def _bench(
         max_step_tokens=config.max_step_tokens,
         clock=clock,
     )
+
+
+def _turns(widths: Sequence[int]) -> list[tuple[int, bool]]:
+    """The steps of a round, and which of them are timed: one with each width, plain ones apart."""
+    drafted = [width for width in widths if width > 0]
+    turns = [(width, True) for width in drafted]
+    if drafted:
+        turns.insert(0, (drafted[0], False))
+    if 0 in widths:
+        turns += [(0, False), *[(0, True)] * _PLAIN]
+    return turns
 
 
 def _chunks(bench: _Bench, config: ProfileConfig) -> dict[int, list[float]]:
