@@ -184,6 +184,39 @@ def test_a_stop_token_ends_the_answer_wherever_it_lands_in_a_block(
     assert len(rounds[-1].origins) == len(rounds[-1].token_ids)
 
 
+@pytest.mark.parametrize("width", [1, 5])
+def test_a_drafted_end_that_the_target_does_not_want_ends_nothing(
+    target: Target, width: int
+) -> None:
+    """UC-028: only a committed EOS finishes an answer."""
+    params = SamplingParams(temperature=0.0, max_tokens=19, logit_bias={EOS_ID: -1000.0})
+    expected = run(make_cycle(target, None), [PROMPTS[0]], params)
+    cycle, _ = oracle_cycle(target, [[EOS_ID] * 19], [width])
+    cycle.submit(Request(id="0", prompt_ids=PROMPTS[0], params=params))
+    rounds = []
+    while cycle.has_work:
+        rounds.extend(cycle.step().rounds)
+    assert [[t for item in rounds for t in item.token_ids]] == expected
+    assert sum(item.num_accepted for item in rounds) == 0
+    assert any(item.num_planned for item in rounds)
+    assert rounds[-1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 8])
+def test_no_counter_runs_beyond_a_limit_inside_a_block(target: Target, most: int) -> None:
+    """UC-027: what a block holds behind the last token of an answer is counted nowhere."""
+    answer = decode_slowly(target, PROMPTS[0], 16)
+    cycle, _ = oracle_cycle(target, [answer], [5])
+    params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
+    cycle.submit(Request(id="0", prompt_ids=PROMPTS[0], params=params))
+    rounds = []
+    while cycle.has_work:
+        rounds.extend(cycle.step().rounds)
+    assert [t for item in rounds for t in item.token_ids] == answer[:most]
+    for item in rounds:
+        assert item.num_accepted <= len(item.token_ids) == len(item.origins)
+
+
 @pytest.mark.parametrize("width", [0, 1, 4])
 def test_min_tokens_counts_tokens(target: Target, drafter: Drafter, width: int) -> None:
     """UC-029: a target that always wants EOS gives exactly min_tokens others, then EOS."""

@@ -207,7 +207,7 @@ def test_prompts_in_every_form(api: OpenAI, reference: LLM) -> None:
 
 
 def test_limits_of_length(api: OpenAI) -> None:
-    """UC-025, UC-026, UC-029."""
+    """UC-025, UC-026, UC-027, UC-029."""
     for num in (0, 1, 5):
         found = api.completions.create(
             model="toy",
@@ -218,6 +218,9 @@ def test_limits_of_length(api: OpenAI) -> None:
         assert found.usage.completion_tokens == num
         assert len(found.choices[0].model_extra["token_ids"]) == num
         assert found.choices[0].finish_reason == "length"
+        details = found.usage.completion_tokens_details
+        assert details.accepted_prediction_tokens <= num
+        assert details.reasoning_tokens == 0  # they are not told apart, so none are claimed
     least = api.completions.create(
         model="toy",
         prompt="Hello",
