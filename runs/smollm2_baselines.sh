@@ -28,8 +28,12 @@ fi
 mkdir -p "$folder/states"
 states=$(realpath "$folder/states")
 
-# What a row changes; everything else is the recipe's.
+# What a row changes of the paper's recipe; the rest (shape, data, optimiser) is RECIPE's.
 switches() {
+    case "$1" in
+        pairs* | dflash* | eagle3 | mtp) ;;
+        *) echo "--no-pair-start" ;;
+    esac
     case "$1" in
         dspark) ;;
         dflash) echo "--kind dflash" ;;
@@ -68,8 +72,8 @@ switches() {
 }
 all="dspark
     dflash eagle3 mtp dflash-5 dpace dpace-acceptance decay-2 lk-alpha lk-lambda kl dpace-lk
-    pairs pairs-kl pairs-lk pairs-gated rnn rnn-plain gated tap-mixing on-policy chat-2 layers-1 layers-3 block-4 block-7 rank-32
-    rank-128 taps-2 taps-3 vocab-8k vocab-16k"
+    pairs pairs-kl pairs-lk pairs-gated rnn rnn-plain gated tap-mixing on-policy chat-2
+    layers-1 layers-3 block-4 block-7 rank-32 rank-128 taps-2 taps-3 vocab-8k vocab-16k"
 
 drafters=()
 for row in ${ROWS:-$all}; do

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from dspark.errors import InputError
@@ -40,7 +38,8 @@ def test_a_kind_sets_what_follows_from_it_and_leaves_the_budget_alone() -> None:
     assert [r.taps(30) for r in (dflash, eagle3)] == [base.taps(30)] * 2
     assert mtp.taps(30) == (30,)
     assert of_kind(base, "dspark") == base
-    assert not of_kind(replace(base, pair_start=True), "dflash").pair_start
+    assert base.pair_start
+    assert not dflash.pair_start
     with pytest.raises(InputError, match="kind is 'medusa'"):
         of_kind(base, "medusa")
 
