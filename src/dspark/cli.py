@@ -13,6 +13,7 @@ from dspark.commands.audit import audit
 from dspark.commands.bench_serve import serve as bench_serve
 from dspark.commands.overhead import overhead
 from dspark.commands.serve import serve
+from dspark.commands.servers import servers
 from dspark.commands.soak import soak
 from dspark.errors import DSparkError
 
@@ -48,6 +49,7 @@ _BENCHES: dict[str, Callable[..., None]] = {
     "throughput": speed.throughput,
     "load": planning.load,
     "serve": bench_serve,
+    "servers": servers,
     "overhead": overhead,
     "soak": soak,
     "exact": speed.exact,

