@@ -4,11 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.algorithms.calibration_metrics import ConfidenceRounds, calibration_by_position
+from dspark.algorithms.calibration_metrics import (
+    ConfidenceRounds,
+    calibration_by_position,
+    mean_ece,
+)
 from dspark.benchmarks.calibration import (
     CalibrationConfig,
     calibrate,
     fit,
+    noise_of_ece,
     scaled,
     table_rows,
 )
@@ -17,6 +22,7 @@ from dspark.errors import InputError, ModelError
 from dspark.llm import LLM
 
 PROMPTS = [[5 + i, 6, 7, 8 + i] for i in range(8)]
+TASKS = {"math": PROMPTS[::2], "code": PROMPTS[1::2]}
 CONFIG = CalibrationConfig(temperatures=(1.0, 0.0), max_new_tokens=96)
 
 
@@ -45,11 +51,14 @@ def test_a_planted_scale_and_bias_are_found() -> None:
 
 
 def test_a_random_drafter_is_judged_by_the_fit_of_other_prompts(llm: LLM, tmp_path) -> None:
-    report = calibrate(llm, PROMPTS, config=CONFIG)
+    report = calibrate(llm, TASKS, config=CONFIG)
     assert [found.sampling_class for found in report.classes] == ["warm", "greedy"]
     for found in report.classes:
         assert found.mean_ece_after < found.mean_ece_before
         assert [position.k for position in found.positions] == [1, 2, 3, 4]
+        assert [group.name for group in found.groups] == ["math", "code"]
+        assert sum(group.rounds for group in found.groups) == found.rounds
+        assert 0.0 < found.mean_ece_noise < min(group.mean_ece_noise for group in found.groups)
     assert report.calibration.block_size == llm.block_size
     assert report.to_json()["positions"][0]["k"] == 1
     assert len(table_rows(report)) == 8
@@ -59,11 +68,26 @@ def test_a_random_drafter_is_judged_by_the_fit_of_other_prompts(llm: LLM, tmp_pa
     ]
 
 
+def test_a_task_alone_is_judged_half_by_half(llm: LLM) -> None:
+    config = CalibrationConfig(temperatures=(1.0,), max_new_tokens=96)
+    (found,) = calibrate(llm, {"math": PROMPTS, "empty": []}, config=config).classes
+    assert [group.name for group in found.groups] == ["even", "odd"]
+
+
+def test_the_error_that_chance_leaves_is_that_of_perfect_confidences() -> None:
+    """It falls as rounds become more, and true confidences show no more than it."""
+    few, many = (planted(scale=1.0, bias=0.0, num_rounds=num) for num in (400, 6400))
+    for rounds in (few, many):
+        shown = mean_ece(calibration_by_position(rounds))
+        assert shown == pytest.approx(noise_of_ece(rounds), rel=0.5)
+    assert noise_of_ece(many) == pytest.approx(noise_of_ece(few) / 4.0, rel=0.3)
+
+
 def test_what_cannot_be_calibrated_is_refused(llm: LLM) -> None:
     with pytest.raises(InputError, match="two prompts"):
-        calibrate(llm, PROMPTS[:1], config=CONFIG)
+        calibrate(llm, {"one": PROMPTS[:1]}, config=CONFIG)
     with pytest.raises(InputError, match="too few"):
-        calibrate(llm, PROMPTS[:2], config=CalibrationConfig(max_new_tokens=8))
+        calibrate(llm, {"one": PROMPTS[:2]}, config=CalibrationConfig(max_new_tokens=8))
     with pytest.raises(InputError, match="at most one"):
         CalibrationConfig(temperatures=(0.8, 1.0))
     drafter = llm.drafter
@@ -72,6 +96,6 @@ def test_what_cannot_be_calibrated_is_refused(llm: LLM) -> None:
     try:
         mute = LLM(llm.target, tokenizer=llm.tokenizer, drafter=drafter)
         with pytest.raises(ModelError, match="confidence"):
-            calibrate(mute, PROMPTS, config=CONFIG)
+            calibrate(mute, TASKS, config=CONFIG)
     finally:
         drafter.confidence_head = head  # type: ignore[union-attr]

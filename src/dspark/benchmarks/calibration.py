@@ -1,8 +1,8 @@
 """`dspark calibrate`: what a drafter's confidences are worth, and the scaling that makes them hold.
 
 Prompts are answered with whole blocks verified, so that no round is censored. Figures are of
-prompts that a fit has not seen: each half of them is judged by the fit of the other half. What is
-kept is the fit of all. It writes no file.
+prompts that a fit has not seen: each task is judged by the fit of all others, a task alone half by
+half. What is kept is the fit of all. It writes no file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +28,8 @@ from dspark.errors import InputError, ModelError
 from dspark.llm import LLM, Job, Prompt
 
 MIN_ROUNDS = 200
+_NUM_DRAWS = 20
+_MEANS = ("mean_ece_before", "mean_ece_after", "mean_ece_noise")
 OnPrompt = Callable[[str, int, int], None]
 
 
@@ -86,6 +88,17 @@ class PositionChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupChange:
+    """Prompts that are judged by the fit of all others: a task, or a half of the only one."""
+
+    name: str
+    rounds: int
+    mean_ece_before: float
+    mean_ece_after: float
+    mean_ece_noise: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClassReport:
     """One class of requests."""
 
@@ -96,6 +109,9 @@ class ClassReport:
     biases: Sequence[float]
     mean_ece_before: float
     mean_ece_after: float
+    mean_ece_noise: float
+    """What perfect confidences would show on as many rounds: bins of few rounds err by chance."""
+    groups: Sequence[GroupChange]
     positions: Sequence[PositionChange]
 
 
@@ -111,7 +127,7 @@ class CalibrationReport:
         """The keys of the `--json` line: those of the first class, then all classes."""
         first = asdict(self.classes[0])
         return {
-            **{key: first[key] for key in ("positions", "mean_ece_before", "mean_ece_after")},
+            **{key: first[key] for key in ("positions", *_MEANS)},
             "rounds": sum(found.rounds for found in self.classes),
             "classes": [asdict(found) for found in self.classes],
             "environment": asdict(self.environment),
@@ -120,24 +136,34 @@ class CalibrationReport:
 
 def calibrate(
     llm: LLM,
-    prompts: Sequence[Prompt],
+    tasks: Mapping[str, Sequence[Prompt]],
     *,
     config: CalibrationConfig,
     on_prompt: OnPrompt | None = None,
 ) -> CalibrationReport:
     """Fit and judge. Raises `ModelError` for a drafter that says nothing of its confidence."""
-    if len(prompts) < 2:
-        raise InputError("Calibration needs two prompts at least: one half judges the other's fit.")
+    groups = _groups(tasks)
     whole = llm.with_policy("fixed")
     reports, scalings = [], {}
     for temperature in config.temperatures:
-        halves = _collect(whole, prompts, temperature, config, on_prompt)
+        found = _collect(whole, groups, temperature, config, on_prompt)
         name = config.class_of(temperature)
-        scalings[name] = fit(_joined(halves))
-        reports.append(_report(name, temperature, halves, scalings[name]))
+        scalings[name] = fit(_joined(list(found.values())))
+        reports.append(_report(name, temperature, found, scalings[name]))
     return CalibrationReport(
         calibration=Calibration(scalings=scalings), classes=reports, environment=Environment.here()
     )
+
+
+def _groups(tasks: Mapping[str, Sequence[Prompt]]) -> dict[str, Sequence[Prompt]]:
+    """Prompts that are judged together: tasks, or the halves of the only one."""
+    filled = {name: prompts for name, prompts in tasks.items() if prompts}
+    if len(filled) > 1:
+        return filled
+    prompts = [prompt for found in filled.values() for prompt in found]
+    if len(prompts) < 2:
+        raise InputError("Calibration needs two prompts at least: one half judges the other's fit.")
+    return {"even": prompts[::2], "odd": prompts[1::2]}
 
 
 def fit(rounds: ConfidenceRounds) -> Scaling:
@@ -164,33 +190,34 @@ def scaled(rounds: ConfidenceRounds, scaling: Scaling) -> ConfidenceRounds:
 
 def _collect(
     llm: LLM,
-    prompts: Sequence[Prompt],
+    groups: Mapping[str, Sequence[Prompt]],
     temperature: float,
     config: CalibrationConfig,
     on_prompt: OnPrompt | None,
-) -> list[ConfidenceRounds]:
-    """Rounds of the prompts with even and with odd numbers."""
+) -> dict[str, ConfidenceRounds]:
+    """Rounds of each group."""
+    every = [(name, prompt) for name, prompts in groups.items() for prompt in prompts]
     jobs = [
         Job(key=str(index), prompt=prompt, params=config.params(temperature, index))
-        for index, prompt in enumerate(prompts)
+        for index, (_, prompt) in enumerate(every)
     ]
     line = iter(jobs)
-    halves: list[list[RoundResult]] = [[], []]
+    results: dict[str, list[RoundResult]] = {name: [] for name in groups}
     for done, (job, completion) in enumerate(llm.drain(lambda: next(line, None))):
         # a round near the end of its answer drafts less than a block
-        halves[int(job.key) % 2] += [
+        results[every[int(job.key)][0]] += [
             item for item in completion.rounds if item.num_planned == llm.block_size
         ]
         if on_prompt is not None:
             on_prompt(f"temperature {temperature:g}", done + 1, len(jobs))
-    found = [ConfidenceRounds.of(half) for half in halves]
-    rounds = [half for half in found if half is not None]
+    found = {name: ConfidenceRounds.of(rounds) for name, rounds in results.items()}
+    rounds = {name: group for name, group in found.items() if group is not None}
     if not rounds:
         raise ModelError(
             "This drafter says nothing of its confidence, so there is nothing to calibrate; in "
             "service the chances of its positions are learnt from outcomes."
         )
-    count = sum(len(half.logits_RK) for half in rounds)
+    count = sum(len(group.logits_RK) for group in rounds.values())
     if len(rounds) < 2 or count < MIN_ROUNDS:
         raise InputError(
             f"{count} rounds at temperature {temperature:g} are too few to calibrate with, "
@@ -199,19 +226,25 @@ def _collect(
     return rounds
 
 
-def _joined(halves: Sequence[ConfidenceRounds]) -> ConfidenceRounds:
+def _joined(parts: Sequence[ConfidenceRounds]) -> ConfidenceRounds:
     return ConfidenceRounds(
-        logits_RK=torch.cat([half.logits_RK for half in halves]),
-        verified_R=torch.cat([half.verified_R for half in halves]),
-        accepted_R=torch.cat([half.accepted_R for half in halves]),
+        logits_RK=torch.cat([part.logits_RK for part in parts]),
+        verified_R=torch.cat([part.verified_R for part in parts]),
+        accepted_R=torch.cat([part.accepted_R for part in parts]),
     )
 
 
 def _report(
-    name: SamplingClass, temperature: float, halves: Sequence[ConfidenceRounds], kept: Scaling
+    name: SamplingClass,
+    temperature: float,
+    groups: Mapping[str, ConfidenceRounds],
+    kept: Scaling,
 ) -> ClassReport:
-    before = _joined(halves)
-    after = _joined([scaled(halves[0], fit(halves[1])), scaled(halves[1], fit(halves[0]))])
+    judged = {}
+    for group, rounds in groups.items():
+        others = [found for other, found in groups.items() if other != group]
+        judged[group] = scaled(rounds, fit(_joined(others)))
+    before, after = _joined(list(groups.values())), _joined(list(judged.values()))
     old, new = calibration_by_position(before), calibration_by_position(after)
     return ClassReport(
         sampling_class=name.value,
@@ -221,10 +254,37 @@ def _report(
         biases=kept.biases,
         mean_ece_before=mean_ece(old) or 0.0,
         mean_ece_after=mean_ece(new) or 0.0,
+        mean_ece_noise=noise_of_ece(after),
+        groups=[
+            GroupChange(
+                name=group,
+                rounds=len(rounds.logits_RK),
+                mean_ece_before=mean_ece(calibration_by_position(rounds)) or 0.0,
+                mean_ece_after=mean_ece(calibration_by_position(judged[group])) or 0.0,
+                mean_ece_noise=noise_of_ece(judged[group]),
+            )
+            for group, rounds in groups.items()
+        ],
         positions=[
             _change(a, b, before=before, after=after) for a, b in zip(old, new, strict=True)
         ],
     )
+
+
+def noise_of_ece(rounds: ConfidenceRounds) -> float:
+    """Mean ECE that these confidences would show if they were the truth, by drawn outcomes."""
+    generator = torch.Generator().manual_seed(0)
+    chances_RK = rounds.logits_RK.sigmoid()
+    errors = []
+    for _ in range(_NUM_DRAWS):
+        is_kept_RK = torch.rand(chances_RK.shape, generator=generator) < chances_RK
+        drawn = ConfidenceRounds(
+            logits_RK=rounds.logits_RK,
+            verified_R=rounds.verified_R,
+            accepted_R=is_kept_RK.long().cumprod(1).sum(1),
+        )
+        errors.append(mean_ece(calibration_by_position(drawn)) or 0.0)
+    return sum(errors) / len(errors)
 
 
 def _change(

@@ -308,9 +308,17 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
     for found in report.classes:
         console.print(
             f"temperature {found.temperature:g}: mean error {found.mean_ece_before:.1%} before, "
-            f"{found.mean_ece_after:.1%} after, {found.rounds} rounds",
+            f"{found.mean_ece_after:.1%} after, {found.rounds} rounds; perfect confidences would "
+            f"show {found.mean_ece_noise:.1%} by chance",
             highlight=False,
         )
+        for group in found.groups:
+            console.print(
+                f"  {group.name}, by the fit of the others: {group.mean_ece_before:.1%} before, "
+                f"{group.mean_ece_after:.1%} after, {group.rounds} rounds, chance "
+                f"{group.mean_ece_noise:.1%}",
+                highlight=False,
+            )
     console.print(table)
 
 

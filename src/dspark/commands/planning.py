@@ -147,7 +147,7 @@ def calibrate(
 ) -> None:
     """Fit a drafter's confidences to what is accepted; writes calibration.json beside it.
 
-    Each half of the prompts is judged by the fit of the other half; the fit of all is kept.
+    Each task is judged by the fit of all others, a task alone half by half; the fit of all is kept.
 
     Example: dspark calibrate gsm8k.jsonl mt-bench.jsonl --limit 30
     """
@@ -182,7 +182,7 @@ def calibrate(
     with progress_bars(console) as progress:
         report = run(
             llm,
-            [chat for chats in tasks.values() for chat in chats],
+            tasks,
             config=config,
             on_prompt=Bars(progress).update,
         )
