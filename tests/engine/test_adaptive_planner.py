@@ -245,6 +245,45 @@ def test_a_wrong_table_is_corrected_while_serving(
     assert service.rate(300) >= 0.95 * plain_rate(truth, num_requests)
 
 
+@pytest.mark.parametrize(
+    ("num_requests", "per_token", "chance"), [(4, 1.5e-3, 0.55), (8, 2.5e-3, 0.7)]
+)
+def test_a_table_in_which_only_plain_steps_are_too_dear_is_found_out(
+    num_requests: int, per_token: float, chance: float
+) -> None:
+    """Drafting seems to gain a tenth and loses as much; steps that draft cannot show it."""
+    cost = linear_cost(base=10e-3, per_request=0.0, draft_base=2e-3)
+    sizes = [num_requests * k for k in range(1, 7)]
+    rows = VerifyRow(num_requests=num_requests, curve=curve(sizes, lambda b: 10e-3 + per_token * b))
+    truth = replace(cost, verify=(rows,))
+    dear = replace(rows, curve=rows.curve.scaled([1.25, *[1.0] * 5]))
+    planner = planner_of(replace(cost, verify=(dear,)))
+    service = Service(planner, truth, steady(chance), num_requests=num_requests, noise=0.05)
+    service.rate(200)
+    assert service.num_drafts > 20
+    assert service.rate(400) >= 0.98 * plain_rate(truth, num_requests)
+
+
+def test_a_probe_is_charged_what_it_took() -> None:
+    """The first draft behind plain steps costs more than a table of steady steps knows."""
+
+    def num_probes(factor: float) -> int:
+        planner = planner_of(BUSY)
+        service = Service(planner, BUSY, steady(0.1), num_requests=8)
+        decide = planner.caps
+
+        def caps(outlook: Outlook) -> list[int]:
+            found = decide(outlook)
+            service.slow = factor if planner._held.probed else 1.0
+            return found
+
+        planner.caps = caps
+        service.rate(1000)
+        return service.num_drafts
+
+    assert num_probes(1.3) < 0.7 * num_probes(1.0)
+
+
 @pytest.mark.parametrize("num_requests", [1, 8])
 @pytest.mark.parametrize("cost", [QUIET, BUSY], ids=["quiet", "busy"])
 @pytest.mark.parametrize("chance", [0.0, 0.3])

@@ -5,7 +5,7 @@ import pytest
 
 from dspark.algorithms.fingerprint import Fingerprint
 from dspark.engine.draft_pass import DraftPass
-from dspark.engine.profiler import ProfileConfig, profile
+from dspark.engine.profiler import ProfileConfig, _turns, profile
 from dspark.models.target import Target
 from tests.toys import toy_drafter, toy_target
 
@@ -66,3 +66,16 @@ def test_every_size_is_one_that_can_occur() -> None:
     """UC-133: between one token and a block for each request."""
     assert CONFIG.ladder == [1, 2, 4]
     assert ProfileConfig(max_requests=12).ladder == [1, 3, 6, 12]
+
+
+def test_steps_behind_a_change_between_drafting_and_not_are_not_timed() -> None:
+    """A plain step behind one that drafts finds its weights out of the caches."""
+    assert _turns([2, 0, 1]) == [
+        (2, False),
+        (2, True),
+        (1, True),
+        (0, False),
+        (0, True),
+        (0, True),
+    ]
+    assert _turns([3]) == [(3, False), (3, True)]

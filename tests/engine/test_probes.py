@@ -1,0 +1,32 @@
+"""Looks at plain steps: rarer as time goes on, none where the gain is clear."""
+
+from dspark.engine.probes import PlainLooks
+
+
+def drafting_steps(
+    looks: PlainLooks, num_requests: int, *, lift: float, num_looks: int
+) -> list[int]:
+    """Steps that drafted before each of the next looks."""
+    found, steps = [], 0
+    while len(found) < num_looks and steps < 2000:
+        if looks.is_due(num_requests, lift=lift, num_steps=8):
+            found.append(steps)
+            steps = 0
+        else:
+            steps += 8
+    return found
+
+
+def test_looks_become_rarer() -> None:
+    assert drafting_steps(PlainLooks(), 8, lift=1.05, num_looks=4) == [16, 64, 256, 256]
+
+
+def test_a_clear_gain_needs_no_look() -> None:
+    assert drafting_steps(PlainLooks(), 8, lift=1.5, num_looks=1) == []
+
+
+def test_numbers_of_requests_near_each_other_share_their_looks() -> None:
+    looks = PlainLooks()
+    assert drafting_steps(looks, 8, lift=1.0, num_looks=1) == [16]
+    assert drafting_steps(looks, 11, lift=1.0, num_looks=1) == [64]
+    assert drafting_steps(looks, 2, lift=1.0, num_looks=1) == [16]
