@@ -40,7 +40,7 @@ class BridgeConfig:
     """Seconds after which an answer that is not finished is given up; `None`: never."""
     drain_s: float = 30.0
     """Seconds that running answers get to end when the server is told to stop."""
-    stream_gap_s: float = 0.05
+    stream_gap_s: float = 0.0
     """Seconds for which tokens of a stream may be held back to go with those of the next steps;
     first and last ones never are. 0 sends each step's at once."""
 
