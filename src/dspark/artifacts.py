@@ -15,6 +15,7 @@ import torch
 from dspark.algorithms.calibration import Calibration
 from dspark.algorithms.fingerprint import Fingerprint
 from dspark.algorithms.step_cost import StepCost
+from dspark.engine import profiler
 from dspark.engine.draft_source import DraftSource, block_size_of
 from dspark.engine.prompt_lookup import PromptLookup
 from dspark.errors import ModelError
@@ -43,6 +44,7 @@ def fingerprint_of(
         processor=processor(),
         threads=torch.get_num_threads(),
         kernels="native" if extension.IS_LOADED else "torch",
+        profiler=profiler.REVISION,
         torch=torch.__version__,
         dspark=installed_version("dspark") or "not installed",
     )
