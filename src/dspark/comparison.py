@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dspark.benchmarks.client_prompts import chats_of, many_chats
 from dspark.benchmarks.peers import FAMILIES, Engine, Ours, chosen_peers, our_engines
 from dspark.benchmarks.race import Places
-from dspark.benchmarks.workload import many_prompts
-from dspark.data.prompts import read_prompts
 from dspark.errors import InputError
 from dspark.models.target import resolve_source
 from dspark.options import given
@@ -46,10 +45,9 @@ def race_entry(
     engines = [*our_engines(ours), *chosen_peers(peers)]
     given_pythons = dict(_python_of(text) for text in pythons)
     tokenizer = Tokenizer.load(resolve_source(ours.target))
-    if prompts is None:
-        chats = [[{"role": "user", "content": p.text}] for p in many_prompts(num_prompts)]
-    else:
-        chats = [p.as_chat() for p in read_prompts(prompts, limit=num_prompts).prompts]
+    chats = many_chats(num_prompts)
+    if prompts is not None:
+        chats = chats_of(prompts, limit=num_prompts)
     return RaceEntry(
         engines=engines,
         prompts=[tokenizer.chat(chat) for chat in chats],

@@ -259,8 +259,8 @@ def _report(
             GroupChange(
                 name=group,
                 rounds=len(rounds.logits_RK),
-                mean_ece_before=mean_ece(calibration_by_position(rounds)) or 0.0,
-                mean_ece_after=mean_ece(calibration_by_position(judged[group])) or 0.0,
+                mean_ece_before=_error(rounds),
+                mean_ece_after=_error(judged[group]),
                 mean_ece_noise=noise_of_ece(judged[group]),
             )
             for group, rounds in groups.items()
@@ -283,8 +283,12 @@ def noise_of_ece(rounds: ConfidenceRounds) -> float:
             verified_R=rounds.verified_R,
             accepted_R=is_kept_RK.long().cumprod(1).sum(1),
         )
-        errors.append(mean_ece(calibration_by_position(drawn)) or 0.0)
+        errors.append(_error(drawn))
     return sum(errors) / len(errors)
+
+
+def _error(rounds: ConfidenceRounds) -> float:
+    return mean_ece(calibration_by_position(rounds)) or 0.0
 
 
 def _change(

@@ -1,6 +1,6 @@
 """`dspark bench overhead`: our server beside its own engine. Parses, measures, prints."""
 
-from collections.abc import Sequence
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,6 @@ from dspark.commands.shared import print_json, say_round
 from dspark.options import given, option
 
 if TYPE_CHECKING:
-    from dspark.benchmarks.client_prompts import Chat
     from dspark.benchmarks.overhead.overhead import OverheadReport
 
 _OVERHEAD = "benchmarks.overhead.config.OverheadConfig"
@@ -54,10 +53,9 @@ def overhead(
     Example: dspark bench overhead --users 16 --json
     """
     from dspark import assembly
-    from dspark.benchmarks.client_prompts import chats_of
+    from dspark.benchmarks.client_prompts import chats_of, many_chats
     from dspark.benchmarks.overhead.config import OverheadConfig
     from dspark.benchmarks.overhead.overhead import measure
-    from dspark.benchmarks.workload import many_prompts
 
     config = OverheadConfig(
         **given(
@@ -70,9 +68,7 @@ def overhead(
             seed=seed,
         )
     )
-    chats: Sequence[Chat] = [[{"role": "user", "content": p.text}] for p in many_prompts(32)]
-    if prompts is not None:
-        chats = chats_of(prompts, limit=config.answers)
+    chats = many_chats(32) if prompts is None else chats_of(prompts, limit=config.answers)
     console = Console(stderr=True)
     with console.status("loading the models"):
         llm = assembly.load_llm(
@@ -100,11 +96,8 @@ def overhead(
 
 
 def _print(console: Console, report: "OverheadReport") -> None:
-    def median(values: "list[float]") -> float:
-        return sorted(values)[len(values) // 2]
-
-    engine = median([taken.tokens_per_s for taken in report.engine])
-    server = median([taken.tokens_per_s for taken in report.server])
+    engine = statistics.median(taken.tokens_per_s for taken in report.engine)
+    server = statistics.median(taken.tokens_per_s for taken in report.server)
     console.print(report.environment.sentence(), style="dim", highlight=False)
     console.print(
         f"{report.users} users, {report.answers} answers, {report.policy} policy: server "

@@ -59,12 +59,12 @@ def servers(
     Each is started for its turn and ended after it. Example: dspark bench servers --seconds 20
     """
     from dspark.benchmarks import peer_servers, peer_setup
+    from dspark.benchmarks.client_prompts import many_chats
     from dspark.benchmarks.environment import Environment
     from dspark.benchmarks.race import usable_processors
     from dspark.benchmarks.serve.beside import ServersReport, print_servers
     from dspark.benchmarks.serve.config import ServeBenchConfig
     from dspark.benchmarks.serve.report import PointsFile
-    from dspark.benchmarks.workload import many_prompts
     from dspark.models.embedded import DEFAULT_TARGET
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers end with this command
@@ -81,7 +81,7 @@ def servers(
         ),
     )
     console = Console(stderr=True)
-    chats = [[{"role": "user", "content": p.text}] for p in many_prompts(32)]
+    chats = many_chats(32)
     source = DEFAULT_TARGET if target is None else target
     num_users, num_threads = max(config.concurrency), threads or len(usable_processors())
     found = {
