@@ -81,16 +81,17 @@ struct Ahead {
   int64_t stream_lines_per_step;
 };
 
+// Asks for what `count` steps ask for.
 // What is needed soon goes to the first-level cache. The rest must not: while it travels it would
 // hold the buffers through which the second level answers.
-DSPARK_INLINE void step(Ahead& ahead) {
-  const char* stop = ahead.next + ahead.lines_per_step * kUnitBytes;
+DSPARK_INLINE void step(Ahead& ahead, int64_t count = 1) {
+  const char* stop = ahead.next + count * ahead.lines_per_step * kUnitBytes;
   if (stop > ahead.end) stop = ahead.end;
   if (ahead.is_near)
     for (; ahead.next < stop; ahead.next += kUnitBytes) _mm_prefetch(ahead.next, _MM_HINT_T0);
   else
     for (; ahead.next < stop; ahead.next += kUnitBytes) _mm_prefetch(ahead.next, _MM_HINT_T1);
-  if (ahead.stream != nullptr) ask(*ahead.stream, ahead.stream_lines_per_step);
+  if (ahead.stream != nullptr) ask(*ahead.stream, count * ahead.stream_lines_per_step);
 }
 
 // What a visit to the weights [begin, end) asks for, when there are `num_visits` to them, each of

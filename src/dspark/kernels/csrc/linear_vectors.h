@@ -7,7 +7,7 @@ namespace dspark {
 namespace DSPARK_ISA {
 
 constexpr int64_t kPrefetchBytes = 3072;
-constexpr int64_t kStreamUnits = 8;  // after which a stream is asked for more
+constexpr int64_t kUnitsAtOnce = 8;  // between two times of asking memory for more
 
 #if defined(__AVX512F__)
 constexpr int kTileGroups = 2, kTileTokens = 12;  // 24 of 32 registers are sums
@@ -98,7 +98,11 @@ struct DotInt8 {
   using X = Words;
   DSPARK_INLINE Sum start() { return zero_words(); }
   DSPARK_INLINE X broadcast(const char* x) { return _mm512_set1_epi32(unit_at(x)); }
-  DSPARK_INLINE Sum step(Sum sum, X x, Words w) { return _mm512_dpbusd_epi32(sum, x, w); }
+  // Not the intrinsic: GCC 12 sees another type in it and keeps most of a tile's sums in memory.
+  DSPARK_INLINE Sum step(Sum sum, X x, Words w) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+    return sum;
+  }
 };
 #else
 // Without VNNI: 16-bit products, because the 8-bit instruction of AVX2 saturates.
@@ -136,34 +140,48 @@ void tile(const Linear& a, const char* weights, int64_t stride, int64_t panel_by
 #pragma GCC unroll 4
     for (int g = 0; g < kGroups; ++g) sums[t][g] = Dot::start();
 
-  const char* x = a.x + token * a.x_stride;
-  // Two panels end at the same time, and what follows the first is the second.
-  int64_t distance = kPrefetchBytes;
-  const int64_t jump = a.num_units - kPrefetchBytes / stride;
-  for (int64_t unit = 0; unit < a.num_units; ++unit) {
-    Words w[kGroups];
+  // Rows by threes: an address is a base and no, one or two strides, not a register of its own.
+  constexpr int kBases = (kTokens + 2) / 3;
+  const char* x[kBases];
 #pragma GCC unroll 4
-    for (int g = 0; g < kGroups; ++g)
-      w[g] = load_words(weights + g / kPanelGroups * panel_bytes + g % kPanelGroups * kUnitBytes);
-    if (ahead.is_near) {  // unrolled here, because one token leaves little time for it
-      if (unit == jump) distance += kGroups > kPanelGroups ? panel_bytes : 0;
+  for (int i = 0; i < kBases; ++i) x[i] = a.x + (token + 3 * i) * a.x_stride;
+  const int64_t x_stride = a.x_stride;
+  // Some units; `distance`: from their weights to those that are asked for meanwhile, 0: to none.
+  const auto add_units = [&](int64_t count, int64_t distance) __attribute__((always_inline)) {
+#pragma GCC unroll 1
+    for (int64_t unit = 0; unit < count; ++unit) {
+      Words w[kGroups];
 #pragma GCC unroll 4
-      for (int g = 0; g < (kGroups > kPanelGroups ? kGroups : kPanelGroups); ++g)
-        _mm_prefetch(weights + g / kPanelGroups * panel_bytes + g % kPanelGroups * kUnitBytes +
-                         distance, _MM_HINT_T0);
-      if (ahead.stream != nullptr && unit % kStreamUnits == 0)
-        ask(*ahead.stream, kStreamUnits * ahead.stream_lines_per_step);
-    } else {
-      step(ahead);
-    }
+      for (int g = 0; g < kGroups; ++g)
+        w[g] = load_words(weights + g / kPanelGroups * panel_bytes + g % kPanelGroups * kUnitBytes);
+      if (distance != 0)
+#pragma GCC unroll 4
+        for (int g = 0; g < (kGroups > kPanelGroups ? kGroups : kPanelGroups); ++g)
+          _mm_prefetch(weights + g / kPanelGroups * panel_bytes + g % kPanelGroups * kUnitBytes +
+                           distance, _MM_HINT_T0);
 #pragma GCC unroll 16
-    for (int t = 0; t < kTokens; ++t) {
-      const typename Dot::X value = Dot::broadcast(x + t * a.x_stride);
+      for (int t = 0; t < kTokens; ++t) {
+        const typename Dot::X value = Dot::broadcast(x[t / 3] + t % 3 * x_stride);
 #pragma GCC unroll 4
-      for (int g = 0; g < kGroups; ++g) sums[t][g] = Dot::step(sums[t][g], value, w[g]);
+        for (int g = 0; g < kGroups; ++g) sums[t][g] = Dot::step(sums[t][g], value, w[g]);
+      }
+      weights += stride;
+#pragma GCC unroll 4
+      for (int i = 0; i < kBases; ++i) x[i] += 4;
     }
-    weights += stride;
-    x += 4;
+  };
+  // Memory is asked in between: within the loop that would push sums out of their registers.
+  for (int64_t unit = 0; unit < a.num_units; unit += kUnitsAtOnce) {
+    const int64_t left = a.num_units - unit, count = left < kUnitsAtOnce ? left : kUnitsAtOnce;
+    if (ahead.is_near) {
+      if (ahead.stream != nullptr) ask(*ahead.stream, count * ahead.stream_lines_per_step);
+      // Two panels end at the same time, and what follows the first is the second.
+      const bool is_past_end = kGroups > kPanelGroups && left * stride <= kPrefetchBytes;
+      add_units(count, kPrefetchBytes + (is_past_end ? panel_bytes : 0));
+    } else {
+      step(ahead, count);
+      add_units(count, 0);
+    }
   }
 
   Outputs outputs[kGroups];
