@@ -1,11 +1,13 @@
 """Live measurements correct the table: robustly, locally, and forgetting what is old."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dspark.algorithms.live_cost import CostRatios, Part, StepSample, merged
 from dspark.algorithms.step_cost import ContextCost, StepCost
-from tests.algorithms.toy_costs import draft_seconds_of, linear_cost, seconds_of
+from tests.algorithms.toy_costs import draft_seconds_of, linear_cost, sampled_cost, seconds_of
 
 
 def verify_sample(cost: StepCost, requests: int, tokens: int, factor: float) -> StepSample:
@@ -86,6 +88,25 @@ def test_old_samples_are_forgotten():
     )
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_what_sampled_requests_take_more_corrects_nothing(share: float) -> None:
+    """A table that knows of it is as right for them as for greedy ones; a slow machine is slow
+    for both."""
+    cost = replace(linear_cost(), sampled=sampled_cost(per_row=2e-3, per_request=1e-3))
+    more = share * 2e-3 * 8
+    for slow in (1.0, 2.0):
+        verify = verify_sample(cost, 4, 8, 1.0)
+        draft = draft_sample(cost, 4, 1.0)
+        samples = 40 * [
+            verify._replace(sampled=share, seconds=slow * (verify.seconds + more)),
+            draft._replace(sampled=share, seconds=slow * (draft.seconds + share * 4e-3)),
+        ]
+        found = merged(cost, samples)
+        assert seconds_of(found, 4, 8) == pytest.approx(slow * seconds_of(cost, 4, 8))
+        assert draft_seconds_of(found, 4) == pytest.approx(slow * draft_seconds_of(cost, 4))
+        assert found.sampled_seconds(4, np.array([8]))[0] == pytest.approx(slow * 2e-3 * 8)
+
+
 def test_merging_twice_from_the_profile_is_the_same_as_once():
     """The profile stays the base: corrections never pile up."""
     cost = linear_cost()
@@ -97,7 +118,10 @@ def test_merging_twice_from_the_profile_is_the_same_as_once():
 def test_kept_ratios_give_the_table_of_all_samples():
     """Whole, in part, and with samples that are too old for either."""
     rng = np.random.default_rng(0)
-    cost = linear_cost(context_cost=ContextCost(held=1e-5, attended=2e-6, draft_held=1e-5))
+    cost = replace(
+        linear_cost(context_cost=ContextCost(held=1e-5, attended=2e-6, draft_held=1e-5)),
+        sampled=sampled_cost(per_row=4e-4, per_request=2e-4),
+    )
     samples = []
     for _ in range(400):
         requests = int(rng.choice([1, 2, 3, 5, 8, 40]))
@@ -106,7 +130,11 @@ def test_kept_ratios_give_the_table_of_all_samples():
             sample = draft_sample(cost, requests, factor)
         else:
             sample = verify_sample(cost, requests, requests + int(rng.integers(9)), factor)
-        samples.append(sample._replace(context=int(rng.integers(1, 20000))))
+        samples.append(
+            sample._replace(
+                context=int(rng.integers(1, 20000)), sampled=rng.choice([0.0, 0.5, 1.0])
+            )
+        )
     samples.append(StepSample(Part.VERIFY, num_requests=1, num_tokens=2, context=70, seconds=0.0))
     for num_samples in (1, 37, 256, 1000):
         ratios = CostRatios(cost, num_samples=num_samples)
@@ -117,6 +145,10 @@ def test_kept_ratios_give_the_table_of_all_samples():
         for ours, theirs in zip(found.verify, expected.verify, strict=True):
             np.testing.assert_allclose(ours.curve.seconds, theirs.curve.seconds, rtol=1e-9)
         np.testing.assert_allclose(found.draft.seconds, expected.draft.seconds, rtol=1e-9)
+        rows = np.array([3, 9])
+        np.testing.assert_allclose(
+            found.sampled_seconds(3, rows), expected.sampled_seconds(3, rows), rtol=1e-9
+        )
         for requests in (1, 3, 7, 1000):
             part, tokens_N = ratios.table(cost.rows_around(requests)), np.arange(1, 70)
             np.testing.assert_array_equal(

@@ -1,6 +1,7 @@
 """The table of step costs: lookups, context, prices, fingerprint, JSON."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +10,16 @@ from hypothesis import strategies as st
 
 from dspark.algorithms.fingerprint import Fingerprint
 from dspark.algorithms.prefix_scheduler import Limits, choose_budget
-from dspark.algorithms.step_cost import ContextCost, StepCost, VerifyRow
+from dspark.algorithms.step_cost import ContextCost, SampledCost, StepCost, VerifyRow
 from dspark.errors import ModelError
-from tests.algorithms.toy_costs import BLOCK, curve, draft_seconds_of, linear_cost, seconds_of
+from tests.algorithms.toy_costs import (
+    BLOCK,
+    curve,
+    draft_seconds_of,
+    linear_cost,
+    sampled_cost,
+    seconds_of,
+)
 
 
 @given(st.integers(1, 200), st.integers(0, 5))
@@ -123,16 +131,38 @@ def test_another_machine_is_refused_with_what_differs():
     cost.fingerprint.require_same(Fingerprint.of(threads=2, dtype="fp32", target="toy"))
 
 
-def test_json_round_trip():
-    cost = linear_cost(context_cost=ContextCost(held=1e-6, attended=2e-7))
+@given(st.integers(1, 100), st.integers(0, 5))
+def test_what_sampled_requests_cost_more_goes_by_rows(requests: int, width: int) -> None:
+    cost = replace(linear_cost(), sampled=sampled_cost(per_row=3e-4, per_request=1e-4))
+    rows = requests * (1 + width)
+    assert cost.sampled_seconds(requests, np.array([rows]))[0] == pytest.approx(3e-4 * rows)
+    found = cost.sampled_draft_seconds(np.array([0, requests]))
+    np.testing.assert_allclose(found, [0.0, 1e-4 * requests])
+
+
+def test_a_table_that_knows_no_sampled_requests_takes_all_for_alike() -> None:
+    assert linear_cost().sampled_seconds(4, np.array([4, 8])).tolist() == [0.0, 0.0]
+    assert linear_cost().sampled_draft_seconds(np.array([4])).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("sampled", [None, sampled_cost(per_row=1e-4, per_request=1e-5)])
+def test_json_round_trip(sampled: SampledCost | None):
+    cost = replace(linear_cost(context_cost=ContextCost(held=1e-6, attended=2e-7)), sampled=sampled)
     text = json.dumps(cost.to_json())
     assert StepCost.from_json(json.loads(text)) == cost
+
+
+def test_a_table_of_an_older_format_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ModelError, match="have version 1; run `dspark profile` again"):
+        StepCost.from_json(linear_cost().to_json() | {"version": 1})
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
+        {"sampled": {"draft": None}},
+        {"sampled": {"verify": []}},
         {"verify": []},
         {"verify": [{"num_requests": 4}]},
         {"verify": 3},

@@ -6,7 +6,7 @@ import numpy as np
 
 from dspark.algorithms.cost_curve import CostCurve
 from dspark.algorithms.fingerprint import Fingerprint
-from dspark.algorithms.step_cost import ContextCost, StepCost, VerifyRow
+from dspark.algorithms.step_cost import ContextCost, SampledCost, StepCost, VerifyRow
 
 BLOCK = 5
 FINGERPRINT = Fingerprint.of(target="toy", dtype="fp32", threads=2)
@@ -46,6 +46,19 @@ def linear_cost(
             for n in (1, 4, 16, 64)
         ),
         context_cost=context_cost or ContextCost(),
+    )
+
+
+def sampled_cost(*, per_row: float, per_request: float = 0.0) -> SampledCost:
+    """`per_row` for each anchor and draft, `per_request` for each block."""
+    return SampledCost(
+        draft=curve((0, 64), lambda n: per_request * n),
+        verify=tuple(
+            VerifyRow(
+                num_requests=n, curve=curve((0, n, n * (BLOCK + 1)), lambda rows: per_row * rows)
+            )
+            for n in (1, 64)
+        ),
     )
 
 

@@ -206,6 +206,9 @@ class Oracle:
     def feed(self, states: StepStates) -> None:
         pass
 
+    def catch_up(self, requests: Sequence[LiveRequest], **_: object) -> None:
+        pass
+
     def propose(self, requests: Sequence[LiveRequest], **_: object) -> DraftBlock:
         params = SamplingParams(temperature=0.0, max_tokens=self.block_size, ignore_eos=True)
         answers = self._llm.generate([list(live.tokens) for live in requests], params)

@@ -52,6 +52,9 @@ class OracleDraft:
     def feed(self, states: StepStates) -> None:
         pass
 
+    def catch_up(self, requests: Sequence[LiveRequest], *, cache: KVCache) -> None:
+        pass
+
     def propose(
         self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: object
     ) -> DraftBlock:

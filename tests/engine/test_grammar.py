@@ -130,6 +130,9 @@ class RandomDraft:
     def feed(self, states: object) -> None:
         pass
 
+    def catch_up(self, requests: Sequence[LiveRequest], **_: object) -> None:
+        pass
+
     def propose(self, requests: Sequence[LiveRequest], **kwargs: Any) -> DraftBlock:
         shape = (len(requests), self.block_size)
         tokens_RK = torch.randint(-1, VOCAB_SIZE + 2, shape, generator=self.generator)

@@ -1,10 +1,14 @@
 """The profiler against a clock that it can be checked by: time passes with the tokens that ran."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dspark.algorithms.fingerprint import Fingerprint
+from dspark.engine import cycle
 from dspark.engine.draft_pass import DraftPass
+from dspark.engine.judge import judge
 from dspark.engine.profiler import ProfileConfig, _turns, profile
 from dspark.models.target import Target
 from tests.toys import toy_drafter, toy_target
@@ -13,9 +17,13 @@ CONFIG = ProfileConfig(max_requests=4, seconds_each=0.0, min_rounds=3, max_round
 
 
 class WorkClock:
-    """1 ms for each step of the target, 0.1 ms for each of its tokens, 2 ms for each block."""
+    """1 ms for each step of the target, 0.1 ms for each of its tokens, 2 ms for each block; for
+    sampled requests `per_sampled` seconds more for each row of logits, and as much for each block.
+    """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, slow_every: int = 0) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, slow_every: int = 0, per_sampled: float = 0.0
+    ) -> None:
         self.now, self._num_passes = 0.0, 0
         forward, propose = Target.forward, DraftPass.propose
 
@@ -27,10 +35,17 @@ class WorkClock:
 
         def timed_propose(drafter, requests, **rest):
             self.now += 2e-3
+            self.now += per_sampled * sum(not live.params.is_greedy for live in requests)
             return propose(drafter, requests, **rest)
+
+        def timed_judge(requests, logits_NV, **rest):
+            if any(not live.params.is_greedy for live in requests):
+                self.now += per_sampled * len(logits_NV)
+            return judge(requests, logits_NV, **rest)
 
         monkeypatch.setattr(Target, "forward", timed_forward)
         monkeypatch.setattr(DraftPass, "propose", timed_propose)
+        monkeypatch.setattr(cycle, "judge", timed_judge)
 
     def __call__(self) -> float:
         return self.now
@@ -60,6 +75,27 @@ def test_the_table_holds_what_each_size_took(
         assert cost.draft_seconds(np.array([count]), context)[0] == pytest.approx(2e-3, rel=0.05)
     prompt = cost.verify_seconds(1, np.array([1 + 32]), np.array([cost.context]))
     assert prompt[0] == pytest.approx(1e-3 + 33e-4, rel=0.1)
+
+
+def test_what_sampled_requests_take_more_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beyond the numbers of requests at which it is measured."""
+    target = toy_target()
+    cost = profile(
+        target,
+        toy_drafter(target),
+        fingerprint=Fingerprint.of(target="toy"),
+        config=replace(CONFIG, max_requests=16, max_step_tokens=128),
+        clock=WorkClock(monkeypatch, per_sampled=2e-4),
+    )
+    assert cost.sampled is not None
+    assert [row.num_requests for row in cost.sampled.verify] == [1, 8, 16]
+    for count in (1, 3, 8, 16, 32):
+        rows = np.array([count * (1 + width) for width in range(5)])
+        np.testing.assert_allclose(cost.sampled_seconds(count, rows), 2e-4 * rows, rtol=1e-6)
+        found = cost.sampled_draft_seconds(np.array([count]))
+        assert found[0] == pytest.approx(2e-4 * count, rel=1e-6)
+    greedy = cost.verify_seconds(4, np.array([8]), np.array([4 * cost.context]))
+    assert greedy[0] == pytest.approx(1e-3 + 8e-4, rel=0.05)
 
 
 def test_every_size_is_one_that_can_occur() -> None:

@@ -282,27 +282,6 @@ def test_a_place_in_no_page_and_a_position_beyond_the_tables_are_refused(
         proposer.write_fed()
 
 
-def test_tokens_that_wait_are_written_as_if_each_step_were_fed_at_once(instructions: str) -> None:
-    """With places written twice, more tokens than may wait, and a step larger than that."""
-    drafter = packed_drafter(seed=4, vocab_size=40, dtype=torch.bfloat16)
-    at_once, late = draft_pass(drafter), draft_pass(drafter)
-    generator = torch.Generator().manual_seed(2)
-    sizes = [1, 1, 5, *[1] * 100, 70, 3, 1, 1]
-    for size in sizes:
-        states = states_of(drafter, min(size, NUM_PAGES * PAGE_SIZE), generator)
-        with torch.inference_mode():
-            at_once.feed(states)
-            at_once.write_fed()
-            late.feed(states)
-    with torch.inference_mode():
-        late.write_fed()
-    for name in ("keys", "values"):
-        for found, expected in zip(
-            getattr(late._pages, name), getattr(at_once._pages, name), strict=True
-        ):
-            assert torch.equal(found, expected)
-
-
 def test_scores_that_are_not_finite_are_left_to_the_modules(instructions: str) -> None:
     proposer = draft_pass(packed_drafter(seed=1, vocab_size=40))
     requests = live_requests(KINDS, vocab_size=40)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.core import Coupling, DraftBlock, SamplingParams
+from dspark.engine import draft_pass
 from dspark.engine.batch import Run, layout_of
 from dspark.engine.draft_pass import DraftPass
 from dspark.engine.kv_cache import KVCache
@@ -85,6 +86,7 @@ class Served:
 
     def propose(self, picked: Sequence[int] | None = None) -> DraftBlock:
         requests = self.requests if picked is None else [self.requests[r] for r in picked]
+        self.proposer.catch_up(requests, cache=self.cache)
         return self.proposer.propose(
             requests, cache=self.cache, rounds=round_table(requests, device=torch.device("cpu"))
         )
@@ -212,7 +214,7 @@ def test_round_after_round_keeps_its_memory_clean(instructions: str) -> None:
 
 
 def test_many_waiting_tokens_enter_with_the_next_block(instructions: str) -> None:
-    """As many as steps without drafts leave behind, more than any tile or scratch holds."""
+    """As many as a long prompt leaves behind, more than any tile or scratch holds."""
     drafter = packed_drafter(seed=3, vocab_size=700, dtype=torch.bfloat16)
     lengths = [NUM_POSITIONS - 8] * 5
     at_once, parts = (Served(drafter, KINDS, lengths) for _ in range(2))
@@ -221,14 +223,49 @@ def test_many_waiting_tokens_enter_with_the_next_block(instructions: str) -> Non
     with torch.inference_mode():
         for served in (at_once, parts):
             generator = torch.Generator().manual_seed(6)
-            for start in range(0, NUM_POSITIONS - 9, 3):
-                count = min(3, NUM_POSITIONS - 9 - start)
-                served.feed([(r, start, count) for r in range(5)], generator)
+            served.feed([(r, 0, NUM_POSITIONS - 9) for r in range(5)], generator)
             assert served.proposer._pending
             blocks.append(served.propose())
     assert_same_block(blocks[0], blocks[1], [live.params for live in at_once.requests])
     for found, wanted in zip(at_once.pages, parts.pages, strict=True):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("most_pending", [1, 20, 256])
+def test_what_was_put_off_is_fed_when_its_request_drafts(
+    instructions: str, most_pending: int
+) -> None:
+    """As if each step were fed at once: with tokens that were rejected, and places of requests
+    that have gone."""
+    drafter = packed_drafter(seed=5, vocab_size=700, dtype=torch.bfloat16)
+    lengths = [34, 9, 21, 30, 12]
+    late, at_once = (Served(drafter, KINDS, lengths) for _ in range(2))
+    rng = torch.Generator().manual_seed(8)
+
+    def steps(served: Served, generator: torch.Generator, random: torch.Generator) -> None:
+        for r in range(5):  # one prompt after the other, then tokens that may be rejected
+            served.feed([(r, 0, lengths[r] - 8)], generator)
+        starts = [length - 8 for length in lengths]
+        for _ in range(6):
+            counts = torch.randint(1, 5, (5,), generator=random).tolist()
+            served.feed([(r, starts[r], counts[r]) for r in range(5)], generator)
+            starts = [min(s + 1, length - 5) for s, length in zip(starts, lengths, strict=True)]
+        served.feed([(r, lengths[r] - 5, 4) for r in range(5)], generator)
+
+    with torch.inference_mode(), patch.object(draft_pass, "_MOST_PENDING", most_pending):
+        feed = at_once.proposer.feed
+        with patch.object(
+            at_once.proposer, "feed", lambda states: (feed(states), at_once.proposer.write_fed())
+        ):
+            steps(at_once, torch.Generator().manual_seed(6), torch.Generator().manual_seed(8))
+        steps(late, torch.Generator().manual_seed(6), rng)
+        untouched = [page.clone() for page in late.pages]
+        for picked in ([3], [0, 3], [4, 1, 2]):
+            blocks = [served.propose(picked) for served in (late, at_once)]
+            assert_same_block(blocks[0], blocks[1], [late.requests[r].params for r in picked])
+    for found, wanted in zip(late.pages, at_once.pages, strict=True):
+        assert torch.equal(found, wanted)
+    assert not all(map(torch.equal, late.pages, untouched))
 
 
 def test_scores_that_are_not_finite_are_left_to_the_modules(instructions: str) -> None:

@@ -86,9 +86,12 @@ class CostCurve:
         """Seconds of every size from 0 to the last one: a plan looks up thousands of them."""
         sizes, seconds = np.asarray(self.sizes), np.asarray(self.seconds)
         every_size = np.arange(self.sizes[-1] + 1)
+        found: Floats = np.interp(every_size, sizes, seconds)
+        if self.padded_up_to == 0:
+            return found
         is_open = sizes > self.padded_up_to
         if is_open.any():
-            found: Floats = np.interp(every_size, sizes[is_open], seconds[is_open])
+            found = np.interp(every_size, sizes[is_open], seconds[is_open])
         else:
             found = np.full(len(every_size), seconds[-1])
         is_padded = every_size <= self.padded_up_to

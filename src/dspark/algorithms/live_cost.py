@@ -15,7 +15,7 @@ import numpy as np
 
 from dspark.algorithms.cost_curve import CostCurve
 from dspark.algorithms.ranking import Floats, Ints
-from dspark.algorithms.step_cost import StepCost, VerifyRow
+from dspark.algorithms.step_cost import SampledCost, StepCost, VerifyRow
 
 # Samples further from their median than this many deviations, and than this ratio, are outliers.
 _NUM_DEVIATIONS = 4.0
@@ -40,6 +40,8 @@ class StepSample(NamedTuple):
     context: int
     """Positions that these requests hold."""
     seconds: float
+    sampled: float = 0.0
+    """Share of the requests that are sampled."""
 
 
 def merged(
@@ -50,16 +52,25 @@ def merged(
     Each entry is multiplied by the typical ratio of measured to priced time among the last
     `window` samples nearest to it, outliers dropped; older ones are forgotten. The ratio of the
     last `window` samples of the whole part counts as `prior` samples more, so that entries that
-    nobody visits follow a machine that turned slow.
+    nobody visits follow a machine that turned slow; what sampled requests cost more follows it too.
     """
     drafts = [s for s in samples if s.part is Part.DRAFT]
     verifies = [s for s in samples if s.part is Part.VERIFY]
     drafting_N = np.array([s.num_requests for s in drafts], dtype=np.int64)
     context_N = np.array([s.context for s in drafts], dtype=np.int64)
-    ratios_N = _log_ratios(drafts, cost.draft_seconds(drafting_N, context_N))
+    share_N = np.array([s.sampled for s in drafts])
+    priced_N = cost.draft_seconds(drafting_N, context_N)
+    ratios_N = _log_ratios(drafts, priced_N + share_N * cost.sampled_draft_seconds(drafting_N))
     weights = _Weights(overall=_typical(ratios_N[-window:]), window=window, prior=prior)
     draft = cost.draft.scaled(weights.factors(cost.draft.sizes, drafting_N, ratios_N))
-    return replace(cost, draft=draft, verify=_verify_rows(cost, verifies, window, prior))
+    ratios_N = _log_ratios(verifies, _priced(cost, verifies))
+    overall = _typical(ratios_N[-window:])
+    return replace(
+        cost,
+        draft=draft,
+        verify=_verify_rows(cost, verifies, ratios_N, window, prior),
+        sampled=_sampled(cost, weights.overall, overall),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +92,26 @@ class _Weights:
         return factors
 
 
-def _verify_rows(
-    cost: StepCost, samples: Sequence[StepSample], window: int, prior: int
-) -> tuple[VerifyRow, ...]:
+def _priced(cost: StepCost, samples: Sequence[StepSample]) -> Floats:
+    """What the table says of parts of the kind VERIFY: [N]."""
     requests_N = np.array([s.num_requests for s in samples], dtype=np.int64)
     tokens_N = np.array([s.num_tokens for s in samples], dtype=np.int64)
     context_N = np.array([s.context for s in samples], dtype=np.int64)
+    share_N = np.array([s.sampled for s in samples])
     priced_N = np.zeros(len(samples))
     for num_requests in set(requests_N.tolist()):
         same_N = requests_N == num_requests
-        priced_N[same_N] = cost.verify_seconds(num_requests, tokens_N[same_N], context_N[same_N])
-    ratios_N = _log_ratios(samples, priced_N)
+        tokens_M = tokens_N[same_N]
+        priced_N[same_N] = cost.verify_seconds(num_requests, tokens_M, context_N[same_N])
+        priced_N[same_N] += share_N[same_N] * cost.sampled_seconds(num_requests, tokens_M)
+    return priced_N
+
+
+def _verify_rows(
+    cost: StepCost, samples: Sequence[StepSample], ratios_N: Floats, window: int, prior: int
+) -> tuple[VerifyRow, ...]:
+    requests_N = np.array([s.num_requests for s in samples], dtype=np.int64)
+    tokens_N = np.array([s.num_tokens for s in samples], dtype=np.int64)
     weights = _Weights(overall=_typical(ratios_N[-window:]), window=window, prior=prior)
     row_N = _nearest([row.num_requests for row in cost.verify], requests_N)
     return tuple(
@@ -103,6 +123,13 @@ def _verify_rows(
         )
         for i, row in enumerate(cost.verify)
     )
+
+
+def _sampled(cost: StepCost, draft: float, verify: float) -> SampledCost | None:
+    """What sampled requests cost more, by the typical log ratios of the two parts."""
+    if cost.sampled is None:
+        return None
+    return cost.sampled.scaled(math.exp(draft), math.exp(verify))
 
 
 def _log_ratios(samples: Sequence[StepSample], priced_N: Floats) -> Floats:
@@ -142,8 +169,9 @@ class CostRatios:
         self._recent_verifies: deque[tuple[int, float]] = deque(maxlen=window)
         self._num_seen = 0
         self._row_of: dict[int, int] = {}
-        # seconds at the context of the profile, by requests and tokens (-1: the draft)
-        self._measured: dict[tuple[int, int], float] = {}
+        # seconds at the context of the profile, and what sampled requests cost more, by requests
+        # and tokens (-1: the draft)
+        self._measured: dict[tuple[int, int], tuple[float, float]] = {}
 
     def add(self, sample: StepSample) -> None:
         """The newest sample."""
@@ -161,16 +189,16 @@ class CostRatios:
     def table(self, rows: Sequence[int]) -> StepCost:
         """The corrected table, with these rows of `verify` alone; see `StepCost.rows_around`."""
         oldest = self._num_seen - self._num_samples
-        overall = _typical_of(self._recent_drafts, oldest)
-        draft = self._draft.corrected(overall, oldest)
-        overall = _typical_of(self._recent_verifies, oldest)
+        of_drafts = _typical_of(self._recent_drafts, oldest)
+        of_verifies = _typical_of(self._recent_verifies, oldest)
         return replace(
             self._cost,
-            draft=draft,
+            draft=self._draft.corrected(of_drafts, oldest),
             verify=tuple(
-                replace(self._cost.verify[i], curve=self._verify[i].corrected(overall, oldest))
+                replace(self._cost.verify[i], curve=self._verify[i].corrected(of_verifies, oldest))
                 for i in rows
             ),
+            sampled=_sampled(self._cost, of_drafts, of_verifies),
         )
 
     def _seconds(self, sample: StepSample) -> float:
@@ -178,17 +206,23 @@ class CostRatios:
         num_requests, cost = sample.num_requests, self._cost
         is_draft = sample.part is Part.DRAFT
         key = (num_requests, -1 if is_draft else sample.num_tokens)
-        measured = self._measured.get(key)
-        if measured is None:
+        found = self._measured.get(key)
+        if found is None:
             held_1 = np.array([num_requests * cost.context])
+            requests_1, tokens_1 = np.array([num_requests]), np.array([key[1]])
             if is_draft:
-                found_1 = cost.draft_seconds(np.array([num_requests]), held_1)
+                found_1 = cost.draft_seconds(requests_1, held_1)
+                more_1 = cost.sampled_draft_seconds(requests_1)
             else:
-                found_1 = cost.verify_seconds(num_requests, np.array([key[1]]), held_1)
-            measured = self._measured[key] = float(found_1[0])
+                found_1 = cost.verify_seconds(num_requests, tokens_1, held_1)
+                more_1 = cost.sampled_seconds(num_requests, tokens_1)
+            found = self._measured[key] = float(found_1[0]), float(more_1[0])
+        measured, more = found
         if is_draft:
-            return cost.draft_in_context(measured, num_requests, sample.context)
-        return cost.verify_in_context(measured, num_requests, key[1], sample.context)
+            seconds = cost.draft_in_context(measured, num_requests, sample.context)
+        else:
+            seconds = cost.verify_in_context(measured, num_requests, key[1], sample.context)
+        return seconds + sample.sampled * more
 
     def _row(self, num_requests: int) -> int:
         found = self._row_of.get(num_requests)

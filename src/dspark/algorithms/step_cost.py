@@ -9,11 +9,15 @@ It knows requests, tokens and context positions; it takes no time itself and rea
     context   C positions that the requests hold together. Curves belong to `context` positions a
               request; what differs costs `held` for each position (its keys and values are read
               once a request) and `attended` for each (token, position) pair
+    sampled   what is more where tokens are drawn, not looked up: both parts are those of greedy
+              requests, of a mixed batch the sampled ones' share of this comes on top
+
+A table without the last one, another engine's say, takes all requests for alike.
 Letters: B budgets 0, 1, .. of drafted tokens.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,6 +32,8 @@ from dspark.errors import ModelError
 
 # A correction for a short context never takes more than this share of a measured time away.
 _MOST_SAVED = 0.75
+_VERSION = 2
+"""Of the format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,37 @@ class ContextCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampledCost:
+    """Seconds beyond those of greedy requests for as many that are sampled."""
+
+    draft: CostCurve
+    """By the number of requests that draft."""
+    verify: tuple[VerifyRow, ...]
+    """By rows of logits: anchors and drafts, no prompts. A few sizes are enough: it is work on
+    single rows, without shelves."""
+
+    def __post_init__(self) -> None:
+        _require_rising(self.verify)
+
+    def scaled(self, draft: float, verify: float) -> "SampledCost":
+        """Both parts times a factor."""
+        rows = [
+            VerifyRow(num_requests=row.num_requests, curve=_times(row.curve, verify))
+            for row in self.verify
+        ]
+        return SampledCost(draft=_times(self.draft, draft), verify=tuple(rows))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `from_json` reads them back."""
+        return {"draft": self.draft.to_json(), "verify": _rows_to_json(self.verify)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Raises `ModelError` for curves that `to_json` cannot have written."""
+        return cls(draft=CostCurve.from_json(data["draft"]), verify=_rows_from_json(data["verify"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
     """The table. Frozen: live measurements make a new one (`live_cost.merged`)."""
 
@@ -61,11 +98,11 @@ class StepCost:
     verify: tuple[VerifyRow, ...]
     """By rising number of requests; in between, the rows on both sides are mixed."""
     context_cost: ContextCost = ContextCost()
+    sampled: SampledCost | None = None
+    """`None`: sampled requests cost what greedy ones do."""
 
     def __post_init__(self) -> None:
-        numbers = [row.num_requests for row in self.verify]
-        if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 1:
-            raise ModelError(f"The rows of a step cost must have rising requests, not {numbers}.")
+        _require_rising(self.verify)
 
     def draft_seconds(self, drafting_N: Ints, context_N: Ints) -> Floats:
         """The drafter's part for so many requests that hold `context_N` positions: [N]."""
@@ -75,12 +112,24 @@ class StepCost:
 
     def verify_seconds(self, num_requests: int, tokens_N: Ints, context_N: Ints) -> Floats:
         """The rest of a step of these requests, by target tokens and positions held: [N]."""
-        measured_N = self._measured(num_requests, tokens_N)
+        measured_N = _mixed(self.verify, num_requests, tokens_N)
         more_N = context_N / max(num_requests, 1) - self.context
         extra_N = more_N * (
             self.context_cost.held * num_requests + self.context_cost.attended * tokens_N
         )
         return _corrected(measured_N, extra_N)
+
+    def sampled_draft_seconds(self, drafting_N: Ints) -> Floats:
+        """What the drafter's part takes more if all that draft are sampled: [N]."""
+        if self.sampled is None:
+            return np.zeros(len(drafting_N))
+        return np.where(drafting_N > 0, self.sampled.draft.at(drafting_N), 0.0)
+
+    def sampled_seconds(self, num_requests: int, rows_N: Ints) -> Floats:
+        """What the rest takes more if all requests are sampled, by anchors and drafts: [N]."""
+        if self.sampled is None:
+            return np.zeros(len(rows_N))
+        return _mixed(self.sampled.verify, num_requests, rows_N)
 
     def draft_in_context(self, measured: float, num_drafting: int, context: int) -> float:
         """`draft_seconds` of one step, from what it is at the positions of the profile."""
@@ -97,27 +146,7 @@ class StepCost:
 
     def rows_around(self, num_requests: int) -> tuple[int, ...]:
         """Which rows of `verify` say what a step of so many requests costs: one, or two to mix."""
-        numbers = [row.num_requests for row in self.verify]
-        above = bisect_left(numbers, num_requests)
-        if above < len(numbers) and (above == 0 or numbers[above] == num_requests):
-            return (above,)
-        if len(numbers) == 1:
-            return (0,)
-        high = min(above, len(numbers) - 1)
-        return high - 1, high
-
-    def _measured(self, num_requests: int, tokens_N: Ints) -> Floats:
-        """The rows on both sides mixed, or the last two carried on beyond the last."""
-        rows = [self.verify[i] for i in self.rows_around(num_requests)]
-        if len(rows) == 1:
-            return rows[0].curve.at(tokens_N)
-        low, high = rows
-        low_N, high_N = low.curve.at(tokens_N), high.curve.at(tokens_N)
-        share = (num_requests - low.num_requests) / (high.num_requests - low.num_requests)
-        if share > 1.0:  # more requests than were measured never make the step quicker
-            return high_N + (share - 1.0) * np.maximum(high_N - low_N, 0.0)
-        mixed_N: Floats = (1.0 - share) * low_N + share * high_N
-        return mixed_N
+        return _rows_around(self.verify, num_requests)
 
     def prices(
         self,
@@ -150,27 +179,25 @@ class StepCost:
     def to_json(self) -> dict[str, Any]:
         """Plain values; `from_json` reads them back."""
         return {
-            "version": 1,
+            "version": _VERSION,
             "fingerprint": self.fingerprint.to_json(),
             "block_size": self.block_size,
             "context": self.context,
             "draft": self.draft.to_json(),
-            "verify": [
-                {"num_requests": row.num_requests, "curve": row.curve.to_json()}
-                for row in self.verify
-            ],
+            "verify": _rows_to_json(self.verify),
             "context_cost": {
                 "held": self.context_cost.held,
                 "attended": self.context_cost.attended,
                 "draft_held": self.context_cost.draft_held,
             },
+            "sampled": None if self.sampled is None else self.sampled.to_json(),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Raises `ModelError` for what `to_json` cannot have written."""
         try:
-            if data["version"] != 1:
+            if data["version"] != _VERSION:
                 raise ModelError(
                     f"These step costs have version {data['version']!r}; run `dspark profile` "
                     "again."
@@ -180,16 +207,11 @@ class StepCost:
                 block_size=int(data["block_size"]),
                 context=int(data["context"]),
                 draft=CostCurve.from_json(data["draft"]),
-                verify=tuple(
-                    VerifyRow(
-                        num_requests=int(row["num_requests"]),
-                        curve=CostCurve.from_json(row["curve"]),
-                    )
-                    for row in data["verify"]
-                ),
+                verify=_rows_from_json(data["verify"]),
                 context_cost=ContextCost(
                     **{name: float(value) for name, value in data["context_cost"].items()}
                 ),
+                sampled=None if data["sampled"] is None else SampledCost.from_json(data["sampled"]),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ModelError(
@@ -200,3 +222,49 @@ class StepCost:
 def _corrected(measured_N: Floats, extra_N: npt.NDArray[np.floating[Any]]) -> Floats:
     seconds_N: Floats = np.maximum(measured_N + extra_N, (1.0 - _MOST_SAVED) * measured_N)
     return seconds_N
+
+
+def _require_rising(rows: Sequence[VerifyRow]) -> None:
+    numbers = [row.num_requests for row in rows]
+    if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 1:
+        raise ModelError(f"The rows of a step cost must have rising requests, not {numbers}.")
+
+
+def _rows_around(rows: Sequence[VerifyRow], num_requests: int) -> tuple[int, ...]:
+    numbers = [row.num_requests for row in rows]
+    above = bisect_left(numbers, num_requests)
+    if above < len(numbers) and (above == 0 or numbers[above] == num_requests):
+        return (above,)
+    if len(numbers) == 1:
+        return (0,)
+    high = min(above, len(numbers) - 1)
+    return high - 1, high
+
+
+def _mixed(rows: Sequence[VerifyRow], num_requests: int, tokens_N: Ints) -> Floats:
+    """The rows on both sides mixed, or the last two carried on beyond the last."""
+    around = [rows[i] for i in _rows_around(rows, num_requests)]
+    if len(around) == 1:
+        return around[0].curve.at(tokens_N)
+    low, high = around
+    low_N, high_N = low.curve.at(tokens_N), high.curve.at(tokens_N)
+    share = (num_requests - low.num_requests) / (high.num_requests - low.num_requests)
+    if share > 1.0:  # more requests than were measured never make the step quicker
+        return high_N + (share - 1.0) * np.maximum(high_N - low_N, 0.0)
+    mixed_N: Floats = (1.0 - share) * low_N + share * high_N
+    return mixed_N
+
+
+def _times(curve: CostCurve, factor: float) -> CostCurve:
+    return curve.scaled([factor] * len(curve.sizes))
+
+
+def _rows_to_json(rows: Sequence[VerifyRow]) -> list[dict[str, Any]]:
+    return [{"num_requests": row.num_requests, "curve": row.curve.to_json()} for row in rows]
+
+
+def _rows_from_json(rows: Sequence[Mapping[str, Any]]) -> tuple[VerifyRow, ...]:
+    return tuple(
+        VerifyRow(num_requests=int(row["num_requests"]), curve=CostCurve.from_json(row["curve"]))
+        for row in rows
+    )

@@ -329,6 +329,8 @@ def print_step_cost(console: Console, cost: StepCost) -> None:
     table.add_column("draft", justify="right")
     for width in range(cost.block_size + 1):
         table.add_column(f"verify {width}", justify="right")
+    if cost.sampled is not None:
+        table.add_column("more if sampled", justify="right")
     for row in cost.verify:
         count = row.num_requests
         tokens = np.array([count * (1 + width) for width in range(cost.block_size + 1)])
@@ -336,6 +338,9 @@ def print_step_cost(console: Console, cost: StepCost) -> None:
         draft = cost.draft_seconds(np.array([count]), context)[0]
         verify = cost.verify_seconds(count, tokens, context)
         cells = [f"{1e3 * seconds:.2f}" for seconds in (draft, *verify)]
+        if cost.sampled is not None:
+            more = cost.sampled_seconds(count, tokens)
+            cells.append(f"{1e3 * more[0]:.2f} to {1e3 * more[-1]:.2f}")
         table.add_row(str(count), *cells)
     console.print(table)
 

@@ -314,10 +314,11 @@ class AdaptivePlanner:
     def _patched(self, held: _Decision, slots: list[int], outlook: Outlook) -> _Decision | None:
         """The decision in force for requests of which a few are others; `None`: decide anew.
 
-        Those who came do as most do, until the next decision. Steps of many requests are long
-        enough for a decision of their own.
+        Those who came do as most do, until the next decision. Steps that draft for many requests
+        are long enough for a decision of their own.
         """
-        if len(slots) > _FEW or held.search not in (Search.FREE, Search.PRICED):
+        is_few = len(slots) <= _FEW
+        if (held.drafting and not is_few) or held.search not in (Search.FREE, Search.PRICED):
             return None
         crew = Crew(slots, [self._members[slot] for slot in slots])
         known = {id(member): r for r, member in enumerate(held.crew.members)}
@@ -327,7 +328,7 @@ class AdaptivePlanner:
         drafts = set(held.drafting)
         do_most = 2 * len(drafts) > len(held.crew.slots)
         has_prompts = outlook.num_prompt_tokens > 0
-        seconds = self.costs.seconds(len(slots), 0, outlook.context)
+        seconds = self._seconds(crew, outlook, num_prompt_tokens=0)
         return replace(
             held,
             crew=crew,
@@ -339,7 +340,7 @@ class AdaptivePlanner:
             # a price holds beside prompts as well, seconds without them do not
             search=Search.PRICED if has_prompts else self._find_search(crew),
             trust_R=self._trust(crew) if held.trust_R else (),
-            verify_B=seconds.verify_B.tolist(),
+            verify_B=seconds.verify_B.tolist() if is_few else (),
             is_guess=has_prompts,
         )
 
@@ -347,11 +348,11 @@ class AdaptivePlanner:
         """Whether the step drafts, for whom, and at which price."""
         count = len(crew.slots)
         caps = [min(width, self._block_size) for width in outlook.max_widths]
-        seconds = self.costs.seconds(count, outlook.num_prompt_tokens, outlook.context)
+        seconds = self._seconds(crew, outlook, num_prompt_tokens=outlook.num_prompt_tokens)
         # prompts have to be read in any case: they are no part of what decoding earns
         usual = seconds
         if outlook.num_prompt_tokens:
-            usual = self.costs.seconds(count, 0, outlook.context)
+            usual = self._seconds(crew, outlook, num_prompt_tokens=0)
         blocks_RHK = self._history.blocks(crew.slots)
         trust_R = self._trust(crew)
         if trust_R:
@@ -390,6 +391,11 @@ class AdaptivePlanner:
             verify_B=seconds.verify_B.tolist() if is_few else (),
             is_look=is_look,
             steps_left=_HOLDS if is_look else self._steps_held(drafting, probed),
+        )
+
+    def _seconds(self, crew: Crew, outlook: Outlook, *, num_prompt_tokens: int) -> StepSeconds:
+        return self.costs.seconds(
+            len(crew.slots), num_prompt_tokens, outlook.context, sampled=crew.sampled
         )
 
     def _steps_held(self, drafting: Sequence[int], probed: Sequence[int]) -> int:
@@ -540,6 +546,7 @@ class AdaptivePlanner:
                     draft_seconds=outcome.draft_seconds or 0.0,
                     verify_seconds=outcome.verify_seconds or 0.0,
                     predicted_seconds=self._predicted_seconds(step) or 0.0,
+                    sampled=step.decision.crew.sampled,
                 )
 
     def _learn(self, step: _Step, outcome: Outcome) -> None:
@@ -570,8 +577,8 @@ class AdaptivePlanner:
     def _charge(self, step: _Step, outcome: Outcome) -> None:
         """What a probe lost, all told.
 
-        Time as it was measured: a drafter that rested finds weights, pages and words that wait for
-        it cold, which no table of steady steps knows.
+        Time as it was measured: a drafter that rested finds weights and pages cold and words that
+        wait for it, which no table of steady steps knows.
         """
         decision, probed = step.decision, step.decision.probed
         drafts_N, worth = decision.worth.draft_seconds_N, decision.worth
@@ -582,7 +589,9 @@ class AdaptivePlanner:
         seconds += verified * worth.token_seconds
         if outcome.seconds is not None and outcome.num_prompt_tokens == 0:
             without = decision.seconds.of_step(others, sum(step.lengths) - verified)
-            seconds = min(outcome.seconds - without, _DEAREST_PROBE * seconds)
+            usual = outcome.seconds - outcome.catch_up_seconds
+            seconds = min(usual - without, _DEAREST_PROBE * seconds)
+        seconds += outcome.catch_up_seconds
         self._probes.lost(worth.second * seconds - accepted)
 
     def _predicted_seconds(self, step: _Step) -> float | None:

@@ -64,6 +64,9 @@ class ChainPass:
         """
         self._states[states.layout.slots_N] = self.drafter.state(states.taps_NM)
 
+    def catch_up(self, requests: Sequence[LiveRequest], *, cache: KVCache) -> None:
+        """Nothing: the first pass of a block does it."""
+
     def propose(
         self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: RoundTable
     ) -> DraftBlock:

@@ -20,6 +20,7 @@ class Member:
     """A request."""
 
     sampling_class: int
+    is_sampled: bool
     has_fixed_text: bool
     """Whether its text does not depend on what is verified."""
     floor: float
@@ -35,6 +36,7 @@ class Member:
         is_shared = params.effective_coupling is Coupling.SHARED_NOISE
         return cls(
             sampling_class=LiveCalibration.index(SamplingClass.of(params)),
+            is_sampled=not params.is_greedy,
             has_fixed_text=params.is_greedy or is_shared,
             floor=params.min_tokens_per_s,
             seed=seed,
@@ -50,6 +52,8 @@ class Crew:
         self.members = members
         self.classes = [member.sampling_class for member in members]
         self.has_fixed_text = all(member.has_fixed_text for member in members)
+        self.sampled = sum([member.is_sampled for member in members]) / len(members)
+        """Share of them."""
         floors = [member.floor for member in members]
         self.floors_R: Floats | None = np.array(floors) if any(floors) else None
         self.class_R: Ints = np.array(

@@ -148,7 +148,7 @@ class Cycle:
         self._num_ahead = 0 if self._proposer is None else self._proposer.num_ahead
         self.planner = FixedPlanner.of_width(config.width) if planner is None else planner
         self._clock = clock
-        self._draft_seconds = 0.0
+        self._draft_seconds = self._catch_up_seconds = 0.0
         self.num_broken_drafts = 0
         """Blocks that could not be drawn; after the first one no more are."""
         self._admission = Admission(
@@ -330,12 +330,14 @@ class Cycle:
         )
 
     def _draft(self, batch: _Batch, rounds: RoundTable) -> DraftBlock | None:
-        self._draft_seconds = 0.0
+        self._draft_seconds = self._catch_up_seconds = 0.0
         drafting = [r for r, cap in enumerate(batch.caps) if cap > 0]
         if self._proposer is None or not drafting:
             return None  # no drafter call, no cost (UC-142)
-        started = self._now()
+        rested = self._now()
         requests = [batch.decoding[r] for r in drafting]
+        self._proposer.catch_up(requests, cache=self._cache)
+        started = self._now()
         try:
             block = self._proposer.propose(
                 requests, cache=self._cache, rounds=rounds.pick(drafting)
@@ -346,6 +348,7 @@ class Cycle:
         if len(drafting) < len(batch.sampling):
             block = _spread(block, drafting, num_rows=len(batch.sampling))
         self._draft_seconds = self._now() - started
+        self._catch_up_seconds = started - rested
         return block
 
     def _stop_drafting(self, error: NumericsError) -> None:
@@ -550,13 +553,15 @@ class Cycle:
             return
         rounds = result.rounds[: len(batch.decoding)]
         is_timed = self._clock is not None
+        apart = self._draft_seconds + self._catch_up_seconds
         self.planner.observe(
             Outcome(
                 verified=[item.num_verified for item in rounds],
                 accepted=[item.num_accepted for item in rounds],
                 num_prompt_tokens=result.num_prompt_tokens,
                 draft_seconds=self._draft_seconds if is_timed else None,
-                verify_seconds=seconds - self._draft_seconds if is_timed else None,
+                verify_seconds=seconds - apart if is_timed else None,
+                catch_up_seconds=self._catch_up_seconds,
             )
         )
 

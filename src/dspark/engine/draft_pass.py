@@ -15,6 +15,7 @@ from dspark.algorithms.acceptance import draw_draft
 from dspark.algorithms.noise import RoundNoise
 from dspark.algorithms.sampling import RowContext, process_logits
 from dspark.core import AttentionLayout, DraftBlock
+from dspark.engine.backlog import Backlog
 from dspark.engine.batch import Run, layout_of
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest
@@ -37,8 +38,8 @@ from dspark.models.kinds import vocabulary_of
 from dspark.models.rotary import RotaryTables
 
 _MOST_PENDING = 256
-"""Tokens that wait to be fed, at most: the fewer times the weights of the context are read, the
-less it costs those who do not draft; the block that is drawn next pays 4 us for each."""
+"""Tokens of the latest steps that wait for the next block, whoever draws it. When they are more,
+nobody has drafted for a while, and they join those that wait for their own request to draft."""
 
 
 class DraftPass:
@@ -86,38 +87,58 @@ class DraftPass:
         self._tables = RotaryTables(drafter.angles)
         self._pending: list[StepStates] = []
         self._pending_places: set[int] = set()
+        self._backlog = Backlog(num_pages=num_pages, page_size=page_size)
         self._probs = torch.empty(0, device=self.device)  # memory of q, kept from step to step
 
     def feed(self, states: StepStates) -> None:
         """Take the tokens of a step in for the drafter's pages.
 
-        Small steps wait until a block is drawn: steps that draft nothing then read the weights
-        of the context once for many tokens. Rejected tokens may be among them: their positions
-        are written again, by the next block and by a later step, before anything reads them.
+        They wait until a block is drawn, and longer where their request does not draft: that
+        costs a copy instead of the context's arithmetic. Rejected tokens may be among them: their
+        positions are written again, by the next block and by a later step, before anything reads
+        them.
         """
         if self._context is None:
             self._feed_by_modules(states)
             return
-        num_tokens = len(states.taps_NM)
+        num_tokens, places_N = len(states.taps_NM), states.layout.slots_N
+        self._backlog.forget(places_N)
         if self._pending:
             if not self._pending_places:
                 self._pending_places.update(self._pending[0].layout.slots_N.tolist())
-            places = states.layout.slots_N.tolist()
+            places = places_N.tolist()
             if len(self._pending_places) + num_tokens > _MOST_PENDING or not (
                 self._pending_places.isdisjoint(places)  # of two at a place the later one stays
             ):
-                self.write_fed()
+                self._put_back()
+                self._backlog.forget(places_N)
             else:
                 self._pending_places.update(places)
         self._pending.append(states)
-        if num_tokens > _MOST_PENDING:
-            self.write_fed()
+
+    def catch_up(self, requests: Sequence[LiveRequest], *, cache: KVCache) -> None:
+        """Feed what these requests have left behind while they did not draft."""
+        if len(self._pending) > 1:  # nobody drafted in the last step: not all that wait draft now
+            self._put_back()
+        lengths = [len(live.tokens) - 1 for live in requests]
+        for late in self._backlog.take(cache.table, [live.slot for live in requests], lengths):
+            tokens = WaitingTokens(late.taps_NM, late.positions_N, late.places_N)
+            self._write([tokens], max_visible=late.max_visible)
+
+    def _put_back(self) -> None:
+        """The latest tokens are no longer for whoever drafts next."""
+        pending, self._pending = self._pending, []
+        self._pending_places.clear()
+        for states in pending:
+            self._backlog.keep(states.taps_NM.to(self._dtype), states.layout.slots_N)
 
     def write_fed(self) -> None:
-        """Write keys and values of the context for all tokens that wait."""
+        """Write keys and values of the context for the latest tokens."""
         max_visible, waiting = self._take_pending()
-        if not waiting:
-            return
+        if waiting:
+            self._write(waiting, max_visible=max_visible)
+
+    def _write(self, waiting: Sequence[WaitingTokens], *, max_visible: int) -> None:
         assert self._context is not None
         cos_PE, sin_PE = self._tables.up_to(max_visible)
         feed_context(

@@ -23,6 +23,8 @@ _CONTEXT_GRAIN = 128
 """Positions of a request: seconds are found for a context rounded to this, and remembered."""
 _PROMPT_GRAIN = 16
 """The same for tokens of prompts."""
+_SHARE_GRAIN = 8
+"""Shares of sampled requests are told apart by one part of so many."""
 _MOST_FOUND = 1024
 
 
@@ -37,16 +39,26 @@ class StepSeconds:
 
     @classmethod
     def of(
-        cls, cost: StepCost, num_requests: int, num_prompt_tokens: int, context: int
+        cls,
+        cost: StepCost,
+        num_requests: int,
+        num_prompt_tokens: int,
+        context: int,
+        *,
+        sampled: float = 0.0,
     ) -> "StepSeconds":
-        """From a table. `context`: positions that all requests hold together."""
-        most = num_requests * cost.block_size
-        tokens_B = num_requests + num_prompt_tokens + np.arange(most + 1)
+        """From a table. `context`: positions that all requests hold together; `sampled`: the share
+        of the requests that are."""
+        rows_B = num_requests + np.arange(num_requests * cost.block_size + 1)
         drafting_N = np.arange(num_requests + 1)
-        return cls(
-            verify_B=cost.verify_seconds(num_requests, tokens_B, np.array([context])),
-            draft_N=cost.draft_seconds(drafting_N, context * drafting_N // num_requests),
+        verify_B = cost.verify_seconds(
+            num_requests, rows_B + num_prompt_tokens, np.array([context])
         )
+        draft_N = cost.draft_seconds(drafting_N, context * drafting_N // num_requests)
+        if sampled:
+            verify_B = verify_B + sampled * cost.sampled_seconds(num_requests, rows_B)
+            draft_N = draft_N + sampled * cost.sampled_draft_seconds(drafting_N)
+        return cls(verify_B=verify_B, draft_N=draft_N)
 
     def of_step(self, num_drafting: int, budget: float) -> float:
         """A whole step; a budget in between is rounded."""
@@ -67,22 +79,28 @@ class LiveCosts:
         self.profile = profile
         self._ratios = CostRatios(profile)
         self._tables: dict[tuple[int, ...], StepCost] = {}
-        self._found: dict[tuple[int, int, int], StepSeconds] = {}
+        self._found: dict[tuple[int, int, int, int], StepSeconds] = {}
         self._steps_since = 0
         self._wait = _FIRST_MERGE
         self._surprise = 0.0
 
-    def seconds(self, num_requests: int, num_prompt_tokens: int, context: int) -> "StepSeconds":
-        """What steps of these requests cost; prompts and context are rounded."""
+    def seconds(
+        self, num_requests: int, num_prompt_tokens: int, context: int, *, sampled: float = 0.0
+    ) -> "StepSeconds":
+        """What steps of these requests cost, this share of them sampled; all but their number is
+        rounded."""
         grain = context // (_CONTEXT_GRAIN * num_requests)
         chunk = -(-num_prompt_tokens // _PROMPT_GRAIN) * _PROMPT_GRAIN
-        key = (num_requests, chunk, grain)
+        share = round(sampled * _SHARE_GRAIN)
+        key = (num_requests, chunk, grain, share)
         found = self._found.get(key)
         if found is None:
             if len(self._found) >= _MOST_FOUND:
                 self._found.clear()
             held = (2 * grain + 1) * _CONTEXT_GRAIN * num_requests // 2
-            found = StepSeconds.of(self._table(num_requests), num_requests, chunk, held)
+            found = StepSeconds.of(
+                self._table(num_requests), num_requests, chunk, held, sampled=share / _SHARE_GRAIN
+            )
             self._found[key] = found
         return found
 
@@ -96,8 +114,10 @@ class LiveCosts:
         draft_seconds: float,
         verify_seconds: float,
         predicted_seconds: float,
+        sampled: float = 0.0,
     ) -> None:
-        """What a step took. Steps that read prompts are not for this: no plan depends on them."""
+        """What a step took, this share of its requests sampled. Steps that read prompts are not
+        for this: no plan depends on them."""
         if num_drafting:
             self._ratios.add(
                 StepSample(
@@ -106,6 +126,7 @@ class LiveCosts:
                     num_tokens=0,
                     context=context * num_drafting // num_requests,
                     seconds=draft_seconds,
+                    sampled=sampled,
                 )
             )
         self._ratios.add(
@@ -115,6 +136,7 @@ class LiveCosts:
                 num_tokens=num_tokens,
                 context=context,
                 seconds=verify_seconds,
+                sampled=sampled,
             )
         )
         seconds = draft_seconds + verify_seconds

@@ -54,13 +54,15 @@ class Outcome:
     """`None`: nobody took the time."""
     verify_seconds: float | None
     """Everything else of the step."""
+    catch_up_seconds: float = 0.0
+    """What the drafter made up for that had been put off; in neither of them."""
 
     @property
     def seconds(self) -> float | None:
         """Of the whole step; `None`: nobody took the time."""
         if self.draft_seconds is None or self.verify_seconds is None:
             return None
-        return self.draft_seconds + self.verify_seconds
+        return self.draft_seconds + self.verify_seconds + self.catch_up_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

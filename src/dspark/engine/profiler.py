@@ -4,12 +4,13 @@ Every entry of the table is a step as serving runs it: R requests, of each its a
 number of drafted tokens, the drafter's part timed apart. Widths take turns, so that whatever else
 the machine does falls on all of them alike; the first steps do not count (UC-146), nor does the
 first one after a change between drafting and not, which finds its weights out of the caches: a
-service stays with either for many steps. It decides nothing about what a good table is
-(`cost_faults`) and keeps no file.
+service stays with either for many steps. The table is that of greedy requests; what sampled ones
+cost more comes from a few sizes, at which both take turns. It decides nothing about what a good
+table is (`cost_faults`) and keeps no file.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,21 +18,25 @@ import numpy as np
 from dspark.algorithms.calibration import Logits
 from dspark.algorithms.cost_curve import CostCurve
 from dspark.algorithms.fingerprint import Fingerprint
-from dspark.algorithms.step_cost import ContextCost, StepCost, VerifyRow
-from dspark.core import Request, SamplingParams, VerifyPlan
+from dspark.algorithms.step_cost import ContextCost, SampledCost, StepCost, VerifyRow
+from dspark.core import Coupling, Request, SamplingParams, VerifyPlan
 from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.engine.draft_source import DraftSource, block_size_of
 from dspark.engine.planner import Outcome, Outlook, PlanRecord
 from dspark.errors import InputError
 from dspark.models.target import Target
 
-REVISION = 2
+REVISION = 3
 """Of how steps are timed; raised with it, so that tables of before are not found any more."""
 _WARMUP = 3
 _PLAIN = 2
 """Plain steps of a round that are timed, one after the other."""
 _PAGE = 64
 _MOST_FOR_CONTEXT = 8  # requests whose long prompts are read for the cost of context
+_MOST_FOR_SAMPLED = 8  # requests that tell what sampled ones take more
+_SHORT_CONTEXT = 16  # drawing a token does not depend on what is behind it
+_GREEDY = SamplingParams(temperature=0.0)
+_SAMPLED = SamplingParams(temperature=1.0, coupling=Coupling.MAXIMAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,7 @@ class ProfileConfig:
     """Tokens of the largest step that reads a prompt."""
     seconds_each: float = 1.0
     """Time for one number of requests; a few rounds of all widths run in any case."""
-    min_rounds: int = 5
+    min_rounds: int = 4
     """Times that every width runs, at least."""
     max_rounds: int = 15
     """The same, at most."""
@@ -113,7 +118,9 @@ class _Bench:
         num_rounds: int,
         max_step_tokens: int,
         clock: Callable[[], float],
+        params: SamplingParams = _GREEDY,
     ) -> None:
+        self._params = params
         self._block_size = block_size_of(drafter)
         self._num_requests = num_requests
         self._num_ids = target.spec.vocab_size
@@ -149,7 +156,9 @@ class _Bench:
     def _submit(self, length: int, *, max_tokens: int) -> None:
         self._num_submitted += 1
         rng = np.random.default_rng(self._num_submitted)
-        params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens)
+        params = replace(
+            self._params, seed=self._num_submitted, ignore_eos=True, max_tokens=max_tokens
+        )
         prompt = rng.integers(0, self._num_ids, length).tolist()
         self.cycle.submit(Request(id=str(self._num_submitted), prompt_ids=prompt, params=params))
 
@@ -164,21 +173,31 @@ class _Bench:
 
     def widths(self, widths: Sequence[int], config: ProfileConfig) -> _Samples:
         """Every width in turn, until the time is up."""
-        for _ in range(_WARMUP):
-            self.step(widths[-1])
+        self.warm_up(widths)
         samples, rng = _Samples(), np.random.default_rng(0)
         until = self._clock() + config.seconds_each
         for index in range(config.max_rounds):
             if index >= config.min_rounds and self._clock() >= until:
                 break
-            for width, is_timed in _turns(rng.permutation(widths).tolist()):
-                found = self.step(width)
-                if found is None:
-                    return samples
-                if is_timed:
-                    samples.draft.setdefault(width, []).append(found.draft_seconds or 0.0)
-                    samples.verify.setdefault(width, []).append(found.verify_seconds or 0.0)
+            if not self.round(rng.permutation(widths).tolist(), samples):
+                break
         return samples
+
+    def warm_up(self, widths: Sequence[int]) -> None:
+        """The first steps, which do not count."""
+        for _ in range(_WARMUP):
+            self.step(widths[-1])
+
+    def round(self, widths: Sequence[int], samples: _Samples) -> bool:
+        """Every width once, in this order; whether all could be taken."""
+        for width, is_timed in _turns(widths):
+            found = self.step(width)
+            if found is None:
+                return False
+            if is_timed:
+                samples.draft.setdefault(width, []).append(found.draft_seconds or 0.0)
+                samples.verify.setdefault(width, []).append(found.verify_seconds or 0.0)
+        return True
 
     @property
     def longest_prompt(self) -> int:
@@ -233,6 +252,7 @@ def profile(
         draft=draft,
         verify=_rows(found, chunks),
         context_cost=_context_cost(target, drafter, found, config, clock),
+        sampled=_sampled_cost(target, drafter, config, clock),
     )
 
 
@@ -243,6 +263,7 @@ def _bench(
     context: int,
     config: ProfileConfig,
     clock: Callable[[], float],
+    params: SamplingParams = _GREEDY,
 ) -> _Bench:
     return _Bench(
         target,
@@ -252,6 +273,7 @@ def _bench(
         num_rounds=config.max_rounds,
         max_step_tokens=config.max_step_tokens,
         clock=clock,
+        params=params,
     )
 
 
@@ -336,6 +358,71 @@ def _context_cost(
     held = max(plain / more - attended, 0.0)
     draft_held = max((_median(long.drafts()) - _median(short.drafts())) / more, 0.0)
     return ContextCost(held=held, attended=attended, draft_held=draft_held)
+
+
+def _sampled_cost(
+    target: Target, drafter: DraftSource, config: ProfileConfig, clock: Callable[[], float]
+) -> SampledCost:
+    """What sampled requests take more, for one and for some; each further one takes the same."""
+    some = max(size for size in config.ladder if size <= _MOST_FOR_SAMPLED)
+    times = config.ladder[-1] // some
+    draft: dict[int, float] = {0: 0.0}
+    rows: dict[int, dict[int, float]] = {}
+    for count in sorted({1, some}):
+        greedy, sampled = _in_turn(target, drafter, count, config, clock)
+        draft[count] = _more(greedy.drafts(), sampled.drafts())
+        widths = sorted(greedy.verify.keys() & sampled.verify.keys())
+        rows[count] = {0: 0.0} | {
+            count * (1 + width): _more(greedy.verify[width], sampled.verify[width])
+            for width in widths
+        }
+    if times > 1:
+        draft[times * some] = times * draft[some]
+        rows[times * some] = {times * size: times * more for size, more in rows[some].items()}
+    return SampledCost(
+        draft=_rising(draft),
+        verify=tuple(
+            VerifyRow(num_requests=count, curve=_rising(row)) for count, row in rows.items()
+        ),
+    )
+
+
+def _in_turn(
+    target: Target,
+    drafter: DraftSource,
+    num_requests: int,
+    config: ProfileConfig,
+    clock: Callable[[], float],
+) -> tuple[_Samples, _Samples]:
+    """Steps of greedy and of sampled requests side by side: what the machine does besides falls
+    on both, and a difference is that of neighbours."""
+    widths = sorted({0, 1, block_size_of(drafter)})
+    context = min(_SHORT_CONTEXT, config.context)
+    greedy, sampled = (
+        _bench(target, drafter, num_requests, context, config, clock, params)
+        for params in (_GREEDY, _SAMPLED)
+    )
+    found, rng = (_Samples(), _Samples()), np.random.default_rng(0)
+    for bench in (greedy, sampled):
+        bench.warm_up(widths)
+    for _ in range(config.max_rounds):
+        order = rng.permutation(widths).tolist()
+        both = [bench.round(order, to) for bench, to in zip((greedy, sampled), found, strict=True)]
+        if not all(both):
+            break
+    return found
+
+
+def _more(greedy: Sequence[float], sampled: Sequence[float]) -> float:
+    """Seconds that the second takes more than the first, neighbour by neighbour."""
+    return max(_median([more - less for less, more in zip(greedy, sampled, strict=False)]), 0.0)
+
+
+def _rising(seconds: Mapping[int, float]) -> CostCurve:
+    """A curve of differences, which noise must not make fall."""
+    sizes = sorted(seconds)
+    rising = np.maximum.accumulate([seconds[size] for size in sizes])
+    return CostCurve(sizes=tuple(sizes), seconds=tuple(rising.tolist()), errors=(0.0,) * len(sizes))
 
 
 def _median(values: Sequence[float]) -> float:

@@ -53,6 +53,9 @@ class LookupPass:
     def feed(self, states: StepStates) -> None:
         """Nothing: only committed tokens count."""
 
+    def catch_up(self, requests: Sequence[LiveRequest], *, cache: KVCache) -> None:
+        """Nothing is put off."""
+
     def propose(
         self,
         requests: Sequence[LiveRequest],

@@ -58,6 +58,12 @@ class Proposer(Protocol):
         A rejected position comes again in a later step, before anything may read it.
         """
 
+    def catch_up(self, requests: Sequence[LiveRequest], *, cache: KVCache) -> None:
+        """Make up for what was put off while these requests did not draft; comes before `propose`.
+
+        It takes the longer the longer they rested, so it is no part of what a block costs.
+        """
+
     def propose(
         self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: RoundTable
     ) -> DraftBlock:

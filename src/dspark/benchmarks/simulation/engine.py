@@ -144,7 +144,7 @@ class SimulatedEngine:
         num_tokens = len(decoding) + sum(lengths)
         num_prompt_tokens = sum(size for _, size in chunks)
         draft_s, verify_s = self._seconds(
-            decoding, sum(cap > 0 for cap in caps), num_tokens + num_prompt_tokens
+            decoding, sum(cap > 0 for cap in caps), num_tokens, num_prompt_tokens
         )
         self._clock.now += draft_s + verify_s
         rounds = [
@@ -221,15 +221,18 @@ class SimulatedEngine:
         return np.stack(rows)
 
     def _seconds(
-        self, decoding: Sequence[_Live], num_drafting: int, num_tokens: int
+        self, decoding: Sequence[_Live], num_drafting: int, num_tokens: int, num_prompt_tokens: int
     ) -> tuple[float, float]:
+        cost, count = self._cost, max(len(decoding), 1)
         context = sum(live.context for live in decoding)
-        drafting = np.array([num_drafting])
-        held = context * drafting // max(len(decoding), 1)
-        draft_1 = self._cost.draft_seconds(drafting, held)
-        verify_1 = self._cost.verify_seconds(
-            max(len(decoding), 1), np.array([num_tokens]), np.array([context])
-        )
+        drafting_1, tokens_1 = np.array([num_drafting]), np.array([num_tokens])
+        draft_1 = cost.draft_seconds(drafting_1, context * drafting_1 // count)
+        verify_1 = cost.verify_seconds(count, tokens_1 + num_prompt_tokens, np.array([context]))
+        num_sampled = sum(not live.request.params.is_greedy for live in decoding)
+        if num_sampled:
+            share = num_sampled / count
+            draft_1 = draft_1 + share * cost.sampled_draft_seconds(drafting_1)
+            verify_1 = verify_1 + share * cost.sampled_seconds(count, tokens_1)
         return float(draft_1[0]), float(verify_1[0])
 
     def _round(self, live: _Live, cap: int, length: int) -> RoundResult:

@@ -1,0 +1,55 @@
+"""Taps that wait: each is fed once, when somebody drafts on its place, or never."""
+
+import pytest
+import torch
+
+from dspark.engine import backlog
+from dspark.engine.backlog import Backlog
+
+PAGE_SIZE = 4
+TABLE = torch.tensor([[1, 2, 0], [1, 3, 5], [4, 0, 0]], dtype=torch.int32)
+
+
+def taps(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values)[:, None]
+
+
+def backlog_of(places: list[int]) -> Backlog:
+    """With a tap that equals its place."""
+    waiting = Backlog(num_pages=6, page_size=PAGE_SIZE)
+    waiting.keep(taps([float(place) for place in places]), torch.tensor(places))
+    return waiting
+
+
+def taken(waiting: Backlog, rows: list[int], lengths: list[int]) -> list[tuple[int, int, float]]:
+    """Position, place and tap of each."""
+    found = []
+    for late in waiting.take(TABLE, rows, lengths):
+        assert late.max_visible == int(late.positions_N.max()) + 1
+        columns = late.positions_N.tolist(), late.places_N.tolist(), late.taps_NM[:, 0].tolist()
+        found += zip(*columns, strict=True)
+    return found
+
+
+@pytest.mark.parametrize("piece", [1, 2, 256])
+def test_a_request_takes_its_own_positions_once(
+    monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(backlog, "_PIECE", piece)
+    waiting = backlog_of([4, 5, 9, 16, 17, 22])
+    assert taken(waiting, [0], [7]) == [(0, 4, 4.0), (1, 5, 5.0), (5, 9, 9.0)]
+    assert taken(waiting, [0], [7]) == []
+    assert taken(waiting, [2], [1]) == [(0, 16, 16.0)]  # its second position is not there yet
+    assert taken(waiting, [1, 2], [12, 4]) == [(1, 17, 17.0), (10, 22, 22.0)]
+    assert taken(waiting, [0, 1, 2], [12, 12, 4]) == []
+
+
+def test_a_page_that_requests_share_is_fed_once() -> None:
+    assert taken(backlog_of([4, 12]), [0, 1], [8, 8]) == [(0, 4, 4.0), (4, 12, 12.0)]
+
+
+def test_the_latest_tap_of_a_place_counts_and_none_that_other_tokens_replaced() -> None:
+    waiting = backlog_of([4, 5, 6])
+    waiting.keep(taps([0.5]), torch.tensor([5]))
+    waiting.forget(torch.tensor([6, 7]))
+    assert taken(waiting, [0], [4]) == [(0, 4, 4.0), (1, 5, 0.5)]
