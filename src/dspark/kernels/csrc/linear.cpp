@@ -15,11 +15,9 @@ void quantize(const T* x, int64_t width, uint8_t* out, int64_t padded, float* sc
   for (int64_t i = 0; i < whole; i += kLanes) bits = max_unsigned(bits, magnitude(load(x + i)));
   if (whole < width)
     bits = max_unsigned(bits, magnitude(load_some(x + whole, width - whole)));
-  uint32_t lanes[kLanes];
-  store_words(lanes, bits);
-  for (int i = 1; i < kLanes; ++i) lanes[0] = lanes[0] < lanes[i] ? lanes[i] : lanes[0];
+  const uint32_t largest_bits = max_lanes(bits);
   float largest;
-  memcpy(&largest, lanes, sizeof largest);
+  memcpy(&largest, &largest_bits, sizeof largest);
   const Floats inverse = splat(largest > 0.0f ? 127.0f / largest : 0.0f);
   *scale = largest / 127.0f;
   // A value that is not finite may become any byte: the scale is not finite either.

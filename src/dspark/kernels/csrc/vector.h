@@ -242,6 +242,7 @@ DSPARK_INLINE float max_lanes(Floats x) {
   x = _mm512_max_ps(_mm512_shuffle_ps(x, x, 0xb1), x);
   return _mm512_cvtss_f32(x);
 }
+DSPARK_INLINE uint32_t max_lanes(Words x) { return _mm512_reduce_max_epu32(x); }  // unsigned
 #else
 DSPARK_INLINE float sum_lanes(Floats x) {
   float y[kLanes];
@@ -255,6 +256,12 @@ DSPARK_INLINE float max_lanes(Floats x) {
   store(y, x);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) y[i] = y[i] < y[i + width] ? y[i + width] : y[i];
+  return y[0];
+}
+DSPARK_INLINE uint32_t max_lanes(Words x) {
+  uint32_t y[kLanes];
+  store_words(y, x);
+  for (int i = 1; i < kLanes; ++i) y[0] = y[0] < y[i] ? y[i] : y[0];
   return y[0];
 }
 #endif
