@@ -248,6 +248,21 @@ def test_bench_exact_says_yes_by_exit_code(
     line = done.last_json()
     assert line["identical"] is True
     assert [run["batch"] for run in line["runs"]] == ["2", "mixed"] * 2
+    assert line["conclusive"] is True
+
+
+def test_bench_exact_proves_nothing_where_nothing_is_drafted(
+    run: Run, model: Sequence[object], prompts: Path
+) -> None:
+    """UC-015: all answers are equal, and the exit code says no."""
+    done = run(
+        *("bench", "exact", prompts, *model[:4], "--eager", "--arithmetic", "fp32"),
+        *("--limit", 1, "--max-new-tokens", 6, "--batches", 1, "--policy", "none"),
+        *("--temperatures", 0),
+    )
+    assert done.code == 1
+    assert "INCONCLUSIVE" in done.out
+    assert "1/1" in done.out
 
 
 def test_bench_load_measures_goes_on_and_feeds_the_simulator(

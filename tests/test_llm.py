@@ -11,6 +11,8 @@ from dspark.core import FinishReason, Origin, SamplingParams
 from dspark.engine.cycle import CycleConfig
 from dspark.errors import InputError, ModelError
 from dspark.llm import LLM, Job, Prompt
+from dspark.models.checkpoint import Provenance, save_drafter, target_fingerprint
+from tests.toys import toy_drafter
 
 PROMPTS: list[Prompt] = ["Once upon a time", [5, 6, 7, 8], [{"role": "user", "content": "Hello"}]]
 CONFIG = CycleConfig(num_positions=2048, page_size=8, is_checked=True)
@@ -182,6 +184,33 @@ def test_beside_bf16_a_drafter_is_int8(
     drafter: Any = llm.drafter
     assert (drafter.packed_head.scales_O is not None) == is_int8
     assert (drafter.layers[0].mlp.down_proj.scales_O is not None) == is_int8
+
+
+def test_a_drafter_of_another_thinking_mode_is_told(
+    llm: LLM, model_dir: Path, tmp_path: Path
+) -> None:
+    """UC-102: it costs acceptance, so a sentence; the answers stay the same."""
+    provenance = Provenance(
+        target_name=llm.target.spec.name,
+        target_fingerprint=target_fingerprint(llm.target.embed_weight_VD),
+        target_dtype="float32",
+        template_hash=llm.tokenizer.template_hash,
+        thinking=True,
+    )
+    other_drafter = toy_drafter(llm.target, mask_token_id=303, max_position_embeddings=1024)
+    save_drafter(other_drafter, tmp_path / "d", provenance=provenance)
+    with pytest.warns(UserWarning, match="thinking mode True, and now it is None"):
+        other = llm.with_drafter(tmp_path / "d")
+    (found,) = other.generate([PROMPTS[0]], greedy(8))
+    assert found.token_ids == llm.generate([PROMPTS[0]], greedy(8))[0].token_ids
+
+
+def test_a_width_beyond_a_block_is_told(llm: LLM) -> None:
+    """UC-090: clamped, and not in silence."""
+    wide = llm.with_policy("fixed:9")
+    with pytest.warns(UserWarning, match="fixed:9, but the drafter drafts 4 tokens a block"):
+        (found,) = wide.generate([PROMPTS[0]], greedy())
+    assert max(item.num_planned for item in found.rounds) == 4
 
 
 def test_another_drafter_shares_the_target(llm: LLM, drafter_dir: Path) -> None:

@@ -73,6 +73,29 @@ def test_online_states_leave_no_states_on_the_disk_and_the_last_line_is_whole(
     assert "12 were cut at their length limit" in err  # UC-100
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_answers_of_another_author_are_told(
+    run: Run, answers: Path, shape: Sequence[object], model_dir: Path, tmp_path: Path, is_own: bool
+):
+    """UC-101: what the target did not write flatters the figures of training."""
+    settings = {
+        "target": str(model_dir) if is_own else "somebody/else",
+        "engine": "endpoint x",
+        "template_hash": None,
+        "thinking": None,
+        "system": None,
+        "samplings": [],
+        "max_new_tokens": 14,
+        "seed": 0,
+    }
+    file = tmp_path / "answers.jsonl"
+    file.write_text(json.dumps({"prepare": settings}) + "\n" + answers.read_text())
+    code, _, err = run("train", file, "--out", tmp_path / "d", "--steps", 1, *shape)
+    assert code == 0, err
+    assert ("OFF-POLICY: the answers name somebody/else as their author" in err) is not is_own
+    assert ("OFF-POLICY" in err) is not is_own
+
+
 def test_a_cache_is_announced_filled_confirmed_and_used_again(
     run: Run, answers: Path, shape: Sequence[object], tmp_path: Path
 ):

@@ -43,18 +43,19 @@ class ToyServer:
     noise: float = 0.0
     """Largest shift of a logit by the shape of a pass: present in speculative answers only."""
     seed: int = 0
+    widest: int = BLOCK_SIZE
     num_asked: int = field(default=0, init=False)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         assert path == "/chat/completions"
         self.num_asked += 1
-        width = BLOCK_SIZE
+        width = self.widest
         if self.knows_switch and "speculation" in body:
             width = body["speculation"]["max_draft"]
             if width < 0:
                 raise ServerFault("HTTP 400", f"speculation.max_draft is {width}")
         chance = random.Random(self.seed * 1_000_003 + self.num_asked)
-        return _Decoding(self, body, min(width, BLOCK_SIZE), chance).answer()
+        return _Decoding(self, body, min(width, self.widest), chance).answer()
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dspark import artifacts
 from dspark.algorithms.calibration import Calibration
 from dspark.algorithms.cost_faults import Fault, find_fault
 from dspark.algorithms.fingerprint import Fingerprint
-from dspark.algorithms.policies import WHOLE_BLOCK, Adaptive, FixedWidth, parse_policy
+from dspark.algorithms.policies import WHOLE_BLOCK, Adaptive, Baseline, FixedWidth, parse_policy
 from dspark.algorithms.step_cost import StepCost
 from dspark.algorithms.survival import AcceptanceStats
 from dspark.core import (
@@ -464,7 +464,16 @@ class LLM:
                     calibration=self.calibration,
                 )
             case policy:
+                self._tell_what_is_too_wide(policy)
                 return FixedPlanner(policy)
+
+    def _tell_what_is_too_wide(self, policy: Baseline) -> None:
+        if isinstance(policy, FixedWidth) and 0 < self.block_size < policy.width:
+            warnings.warn(
+                f"policy is fixed:{policy.width}, but the drafter drafts {self.block_size} tokens "
+                "a block; whole blocks are verified.",
+                stacklevel=2,
+            )
 
     def _stop_text(self, stop: Sequence[str]) -> Detokenizer:
         return Detokenizer(self.tokenizer, stop)

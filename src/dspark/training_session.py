@@ -179,6 +179,8 @@ def train(
         num_ranks=ranks.size,
     )
     watchers.say(_data_line(answers, plain, ranks))
+    for line in _off_policy_lines(answers, target):
+        watchers.say(line)
     batches = plain if recipe.on_policy == 0 else _on_policy(plain, target, recipe, worker)
     trainer = Trainer(
         drafter,
@@ -235,6 +237,17 @@ def _data_line(answers: Sequence[Answer], batches: AnswerBatches, ranks: Ranks) 
         f"whose next token is no label; {ranks.size} training "
         f"{'process' if ranks.size == 1 else 'processes'}"
     )
+
+
+def _off_policy_lines(answers: Sequence[Answer], target: Target) -> Sequence[str]:
+    """Answers that another model wrote flatter the held-out figures (UC-101)."""
+    writers = sorted({a.settings.target for a in answers if a.settings is not None})
+    return [
+        f"OFF-POLICY: the answers name {writer} as their author and the target is "
+        f"{target.spec.name}; unless that is the same model, held-out tau says nothing of serving"
+        for writer in writers
+        if writer != target.spec.name
+    ]
 
 
 def _train_config(recipe: Recipe, run: RunConfig) -> TrainConfig:

@@ -46,6 +46,28 @@ def test_ece_equals_its_definition_over_equal_width_bins(pairs: list[tuple[int, 
     assert ece(*tensors(pairs)) == pytest.approx(expected, abs=1e-12)
 
 
+def test_ten_records_counted_by_hand_and_none_at_all() -> None:
+    """UC-129: 1.0 falls into the last bin, an edge into the bin above it, 0 into the first."""
+    probs_N = torch.tensor([0.0, 0.0, 0.1, 0.1, 0.5, 0.5, 0.95, 1.0, 1.0, 1.0], dtype=torch.float64)
+    accepted_N = torch.tensor([0, 1, 0, 1, 1, 0, 1, 1, 1, 0], dtype=torch.bool)
+    # 2 of 10 off by 0.5, 2 by 0.4, 2 by 0, and 4 that say 0.9875 and are right 3 times of 4
+    assert ece(probs_N, accepted_N) == pytest.approx(0.1 + 0.08 + 0.0 + 0.4 * 0.2375)
+    assert [found.count for found in reliability(probs_N, accepted_N)] == [2, 2, 2, 4]
+    for outcome in (True, False):
+        same_N = torch.full((10,), outcome)
+        assert ece(probs_N, same_N) == pytest.approx(abs(float(outcome) - 0.515))
+        assert auroc(probs_N, same_N) is None
+    nothing = probs_N[:0], accepted_N[:0]
+    rounds = ConfidenceRounds(
+        logits_RK=torch.zeros(0, 3),
+        verified_R=torch.zeros(0, dtype=torch.int64),
+        accepted_R=torch.zeros(0, dtype=torch.int64),
+    )
+    assert calibration_by_position(rounds) == []
+    assert reliability(*nothing) == []
+    assert auroc(*nothing) is None
+
+
 @given(PAIRS)
 def test_auroc_is_the_share_of_pairs_in_the_right_order(pairs: list[tuple[int, bool]]) -> None:
     accepted = [value for value, label in pairs if label]

@@ -180,6 +180,13 @@ def test_a_width_verifies_no_more_and_a_whole_block_is_the_default(
             assert 1.0 <= task.tau <= drafter.shape.width + 1
 
 
+def test_a_width_beyond_a_block_is_refused_before_anything_runs(llm: LLM, tmp_path: Path) -> None:
+    """UC-090: its figures would be those of a whole block under another name."""
+    with pytest.raises(InputError, match="width is 5, but drafter 'random' drafts 4 tokens"):
+        run(llm, tmp_path / "r.jsonl", config=replace(CONFIG, widths=(1, 5)))
+    assert (tmp_path / "r.jsonl").read_text().count("\n") == 1
+
+
 def test_confidences_are_judged_over_all_tasks_and_swept_in_each(llm: LLM, tmp_path: Path) -> None:
     drafter = run(llm, tmp_path / "r.jsonl").runs[0].drafters["random"]
     assert [p.calibration.k for p in drafter.positions] == [1, 2, 3, 4]

@@ -1,7 +1,7 @@
 """The planner in service: exact, never much slower than plain, and quick to notice faults."""
 
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 
 import numpy as np
 import pytest
@@ -368,3 +368,16 @@ def test_a_block_without_confidences_is_planned_by_what_its_positions_showed() -
     assert said is not None
     service.rate(1200)
     assert service.rate(300) >= 0.95 * plain_rate(QUIET, 1)
+
+
+@pytest.mark.parametrize("cost", [QUIET, BUSY], ids=["quiet", "busy"])
+def test_a_steady_drafter_is_not_switched_on_and_off(cost: StepCost) -> None:
+    """UC-144: chances of one half, near where drafting begins to pay, for a thousand steps."""
+    planner = planner_of(cost)
+    service = Service(planner, cost, steady(0.5), num_requests=2, noise=0.03)
+    whys: list[str] = []
+    for _ in range(1000):
+        service.step()
+        whys.append(planner.records[-1].why)
+    chosen = [why for why in whys[60:] if why in ("drafted", "plain")]  # no probe is a choice
+    assert sum(a != b for a, b in pairwise(chosen)) < 50

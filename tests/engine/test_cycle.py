@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
 from dspark.algorithms.policies import Adaptive, Search
 from dspark.core import Coupling, DraftBlock, FinishReason, Origin, Request, SamplingParams
+from dspark.data.hidden_states import OnlineStates
 from dspark.engine.adaptive_planner import AdaptivePlanner
 from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.engine.draft_pass import DraftPass
@@ -22,6 +24,7 @@ from dspark.kernels.rounds import RoundTable
 from dspark.models.drafter import Drafter
 from dspark.models.target import Target
 from tests.algorithms.toy_costs import linear_cost
+from tests.data.toy_answers import answer as toy_answer
 from tests.engine.toy_cycles import PROMPTS, decode_slowly, make_cycle, packed, run
 from tests.toys import EOS_ID, VOCAB_SIZE, toy_drafter, toy_target
 
@@ -151,6 +154,123 @@ def test_max_tokens_is_exact_for_any_acceptance(
     assert run(cycle, PROMPTS, params) == [answer[:max_tokens] for answer in answers]
 
 
+@pytest.mark.parametrize("width", [0, 1, 2, 3, 4, 5, 6, None])
+def test_every_width_copies_names_as_plain_decoding_does(
+    target: Target, drafter: Drafter, width: int | None
+) -> None:
+    """UC-060, UC-090: from none to beyond a block, the default among them; a block is the most."""
+    prompt = [1, *[11, 12, 13, 14, 15] * 6, 11]
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    cycle = make_cycle(target, drafter, width=width)
+    cycle.submit(Request(id="0", prompt_ids=prompt, params=params))
+    rounds = []
+    while cycle.has_work:
+        rounds.extend(cycle.step().rounds)
+    assert [t for item in rounds for t in item.token_ids] == decode_slowly(target, prompt, 24)
+    most = drafter.config.block_size
+    assert max(item.num_planned for item in rounds) == min(most if width is None else width, most)
+
+
+def test_who_shares_a_step_changes_no_row_of_what_is_accepted(target: Target) -> None:
+    """UC-061: rows that accept 0, 1, 3 and 5 a round join and leave at different steps."""
+    num_right, max_tokens = [0, 1, 3, 5], [9, 16, 12, 16]
+    answers = [decode_slowly(target, prompt, 16) for prompt in PROMPTS]
+
+    class Steady(OracleDraft):
+        """Each request has its own number of right tokens, whatever the step."""
+
+        def propose(self, requests: Sequence[LiveRequest], **rest: Any) -> DraftBlock:
+            self.num_calls = 0
+            return super().propose(requests, **rest)
+
+    def traces(names: Sequence[int], *, wait: int) -> dict[str, list[Any]]:
+        cycle = make_cycle(target, toy_drafter(target, block_size=5))
+        cycle._proposer = Steady({str(i): a for i, a in enumerate(answers)}, num_right, 5)
+        found: dict[str, list[Any]] = {str(name): [] for name in names}
+        waiting, step = list(names), 0
+        while waiting or cycle.has_work:
+            if waiting and step % wait == 0:
+                name = waiting.pop(0)
+                params = SamplingParams(
+                    temperature=0.0, max_tokens=max_tokens[name], ignore_eos=True
+                )
+                cycle.submit(Request(id=str(name), prompt_ids=PROMPTS[name], params=params))
+            for item in cycle.step().rounds:
+                found[item.request_id].append((list(item.token_ids), item.num_accepted))
+            step += 1
+        return found
+
+    together = traces(range(4), wait=2)
+    for name in range(4):
+        assert together[str(name)] == traces([name], wait=1)[str(name)]
+    assert [max(n for _, n in together[str(name)]) for name in range(4)] == num_right
+
+
+def test_a_window_that_wraps_while_drafts_are_rejected_keeps_the_text() -> None:
+    """UC-055: 60 tokens through windows of 8, blocks of 5 of which all, some or none are right."""
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        sliding_window=8,
+        pad_token_id=0,
+        eos_token_id=EOS_ID,
+    )
+    model = MistralForCausalLM(config).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0)
+    target = Target.wrap(model)
+    assert set(target.spec.layer_windows) == {8}
+    answers = [decode_slowly(target, prompt, 60) for prompt in PROMPTS[:2]]
+    assert len(set(answers[0])) > 8
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    cycle, _ = oracle_cycle(target, answers, [5, 0, 3, 1, 4, 2])
+    assert run(cycle, PROMPTS[:2], params) == answers
+
+
+class Recorder:
+    """A proposer that drafts nothing right and keeps what it was fed, by position."""
+
+    block_size, num_ahead = 4, 0
+    vocabulary: DraftVocabulary | None = None
+
+    def __init__(self, tap_layers: Sequence[int]) -> None:
+        self.tap_layers = tuple(tap_layers)
+        self.taps: dict[int, torch.Tensor] = {}
+
+    def feed(self, states: StepStates) -> None:
+        self.taps |= dict(zip(states.layout.positions_N.tolist(), states.taps_NM, strict=True))
+
+    def propose(self, requests: Sequence[LiveRequest], **_: object) -> DraftBlock:
+        tokens_RK = torch.zeros(len(requests), self.block_size, dtype=torch.int64)
+        return DraftBlock(tokens_RK=tokens_RK, probs_RKS=None, confidence_RK=None)
+
+
+@pytest.mark.parametrize("max_step_tokens", [512, 9])
+def test_taps_that_serving_feeds_are_those_that_training_reads(max_step_tokens: int) -> None:
+    """UC-088: the embedding, the first, a middle and the last layer, and the normed last state."""
+    target = toy_target(num_hidden_layers=4)
+    layers = (-1, 0, 2, 3, 4)
+    cycle = make_cycle(target, toy_drafter(target), max_step_tokens=max_step_tokens)
+    recorder = Recorder(layers)
+    cycle._proposer = recorder
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    (answer,) = run(cycle, [PROMPTS[1]], params)
+    source = OnlineStates(target, tap_layers=layers)
+    (read,) = source.read([toy_answer(0, prompt=list(PROMPTS[1]), ids=answer[:-1])])
+    found = torch.stack([recorder.taps[position] for position in range(len(read.taps_NM))])
+    torch.testing.assert_close(found, read.taps_NM, atol=1e-4, rtol=1e-4)
+    parts = found.chunk(len(layers), dim=1)
+    for one, other in pairwise(parts):
+        assert not torch.allclose(one, other, atol=0.1)  # a neighbour's tensor would show
+
+
 def test_a_perfect_drafter_accepts_everything_and_is_counted_so(target: Target) -> None:
     answers = [decode_slowly(target, PROMPTS[0], 19)]
     cycle, _ = oracle_cycle(target, answers, [5])
@@ -173,7 +293,7 @@ def test_a_stop_token_ends_the_answer_wherever_it_lands_in_a_block(
     """UC-021, UC-030: nothing after it, and only committed tokens are counted."""
     answer = decode_slowly(target, PROMPTS[0], 12)
     at = next(i for i in range(index, 12) if answer[i] not in answer[:i])
-    cycle, _ = oracle_cycle(target, [answer], [5])
+    cycle, oracle = oracle_cycle(target, [answer], [5])
     params = SamplingParams(
         temperature=0.0, max_tokens=12, ignore_eos=True, stop_token_ids=[answer[at]]
     )
@@ -183,7 +303,11 @@ def test_a_stop_token_ends_the_answer_wherever_it_lands_in_a_block(
         rounds.extend(cycle.step().rounds)
     assert [t for item in rounds for t in item.token_ids] == answer[: at + 1]
     assert rounds[-1].finish_reason is FinishReason.STOP
-    assert sum(item.num_accepted for item in rounds) <= at + 1
+    drafted = (at - 1) // 6 if at else -1  # whole rounds of six before the one that ends it
+    assert sum(item.num_accepted for item in rounds) == (
+        5 * drafted + min((at - 1) % 6 + 1, 5) if at else 0
+    )
+    assert oracle.num_calls == len(rounds) - 1  # nobody drafts for an answer that has ended
     assert len(rounds[-1].origins) == len(rounds[-1].token_ids)
 
 
@@ -449,10 +573,10 @@ def test_aborted_requests_give_everything_back(target: Target, drafter: Drafter)
 
 
 def test_an_engine_used_again_answers_as_a_fresh_one(target: Target, drafter: Drafter) -> None:
-    """UC-050: long, short, long."""
+    """UC-050: long, short, long, a single token."""
     cycle = make_cycle(target, drafter)
     params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-    for prompt in (PROMPTS[1], PROMPTS[0], PROMPTS[1]):
+    for prompt in (PROMPTS[1], PROMPTS[0], PROMPTS[1], [1]):
         assert run(cycle, [prompt], params) == [decode_slowly(target, prompt, 16)]
 
 
@@ -555,7 +679,7 @@ def test_a_drafter_that_overflows_costs_no_answer(
     with pytest.warns(UserWarning, match="Drafting is off") as warned:
         found = run(cycle, PROMPTS, params)
     assert found == plain
-    assert cycle.num_broken_drafts == len(warned) == 1
+    assert cycle.load.total_broken_drafts == len(warned) == 1
     cycle.check()
 
 

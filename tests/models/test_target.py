@@ -177,12 +177,23 @@ def test_compiled_layers_equal_eager_ones() -> None:
     assert relative_error(compiled.taps_NM, eager.taps_NM) < 1e-4
 
 
-def test_a_target_with_state_that_cannot_roll_back_is_refused_by_name() -> None:
-    """UC-054."""
-    config = transformers.Qwen3NextConfig(
-        **{**SIZES, "layer_types": ["linear_attention", "full_attention"] * 2}
-    )
-    with pytest.raises(ModelError, match=r"linear_attention.*cannot be rolled back"):
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        (
+            "Qwen3NextConfig",
+            {"layer_types": ["linear_attention", "full_attention"] * 2},
+            r"linear_attention.*cannot be rolled back",
+        ),
+        ("MambaConfig", {}, r"mamba attends in 0 of its 4 layers.*cannot be rolled back"),
+    ],
+)
+def test_a_target_with_state_that_cannot_roll_back_is_refused_by_name(
+    family: str, changes: dict[str, Any], words: str
+) -> None:
+    """UC-054: never silent."""
+    config = getattr(transformers, family)(**{**SIZES, **changes})
+    with pytest.raises(ModelError, match=words):
         Target.wrap(AutoModelForCausalLM.from_config(config))
 
 
@@ -214,6 +225,16 @@ def test_a_head_that_is_not_understood_is_refused() -> None:
 def test_a_missing_target_is_one_clear_sentence(source: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         resolve_source(source)
+
+
+def test_an_adapter_is_refused_and_not_applied_in_silence(tmp_path: Any) -> None:
+    """UC-159: with the model's own files beside it, or alone."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"holds an adapter.*merge it"):
+        resolve_source(tmp_path)
+    random_model(config_of("llama")).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"holds an adapter.*merge it"):
+        Target.load(tmp_path, dtype=torch.float32)
 
 
 def test_a_directory_without_a_config_is_one_clear_sentence(tmp_path: Any) -> None:

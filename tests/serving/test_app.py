@@ -3,6 +3,12 @@
 import json
 
 import httpx
+import pytest
+
+from dspark.llm import LLM
+from tests.algorithms.test_cost_faults import one_row
+from tests.algorithms.toy_costs import curve
+from tests.serving.conftest import serving
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 12}
 
@@ -40,3 +46,15 @@ def test_the_model_is_listed(client: httpx.Client) -> None:
     assert client.get("/v1/models").json()["data"][0]["id"] == "toy"
     assert client.get("/health").json() == {"status": "ok"}
     assert client.get("/ready").status_code == 200
+
+
+def test_a_server_without_useful_costs_does_not_call_itself_adaptive(loaded: LLM) -> None:
+    """UC-135: verifying whole blocks is what it does, and what the metrics say."""
+    llm = loaded.with_policy("auto")
+    llm._step_cost = one_row(curve((4,), lambda n: 1.0))
+    with (
+        pytest.warns(UserWarning, match="Verifying whole blocks, for the step costs are of no use"),
+        serving(llm) as (_, url, _),
+    ):
+        text = httpx.get(f"{url}/metrics").text
+    assert 'dspark_policy_info{policy="fixed, no cost table"} 1.0' in text

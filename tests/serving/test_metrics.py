@@ -60,6 +60,7 @@ def gauges() -> Gauges:
         total_prompt_tokens=100,
         total_cached_tokens=40,
         total_sent_back=1,
+        total_broken_drafts=1,
     )
     return Gauges(num_open=6, load=load, policy="auto")
 
@@ -117,6 +118,7 @@ def test_what_is_true_now(meter: Meter) -> None:
     assert found["dspark_free_pages"] == 5
     assert found["dspark_cached_prompt_tokens_total"] == 40
     assert found["dspark_preemptions_total"] == 1
+    assert found["dspark_broken_drafts_total"] == 1  # UC-157, UC-066
     assert found["dspark_policy_info/auto"] == 1
     assert found["dspark_http_responses_total//v1/completions/200"] == 1
 

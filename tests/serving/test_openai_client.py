@@ -237,6 +237,25 @@ def test_limits_of_length(api: OpenAI) -> None:
     assert open_end.usage.total_tokens == 1024  # as far as the context goes
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_every_limit_is_what_is_delivered_and_what_is_counted(
+    api: OpenAI, is_streamed: bool
+) -> None:
+    """UC-026: a limit may fall anywhere in a block."""
+    options: Any = {"model": "toy", "prompt": "Hello", "temperature": 0, "stream": is_streamed}
+    if is_streamed:
+        options["stream_options"] = {"include_usage": True}
+    for num in range(1, 21):
+        found = api.completions.create(
+            **options, max_tokens=num, extra_body={**WHOLE, "return_token_ids": True}
+        )
+        parts = list(found) if is_streamed else [found]
+        choices = [choice for part in parts for choice in part.choices]
+        delivered = [token for choice in choices for token in choice.model_extra["token_ids"]]
+        assert parts[-1].usage.completion_tokens == len(delivered) == num
+        assert choices[-1].finish_reason == "length"
+
+
 def test_sampling_options_reach_the_engine(api: OpenAI, reference: LLM) -> None:
     options: dict[str, Any] = {
         "temperature": 0.8,

@@ -83,7 +83,8 @@ def evaluate(
 
     What the journal holds already is not measured again. With `has_plain` the target also answers
     alone, for the speed to compare with. Raises `InputError` before anything runs for a prompt
-    that does not fit, and if a drafter drafted nothing: then there is nothing to evaluate.
+    that does not fit or a width beyond a block, and if a drafter drafted nothing: then there is
+    nothing to evaluate.
     """
     records: list[PromptRecord] = []
     shapes: dict[str, DrafterShape] = {}
@@ -92,6 +93,7 @@ def evaluate(
         llm = contender.load()
         shapes[name] = _shape(llm)
         _check_fit(llm, tasks)
+        _check_widths(name, llm.block_size, config)
         if is_plain_due:  # any of them has the target
             cells = _cells(PLAIN, "", config, widths=(None,))
             records += _run_cells(llm, cells, tasks, config, journal, on_prompt, speculation=False)
@@ -216,6 +218,15 @@ def _params(config: EvaluationConfig, cell: Cell, index: int) -> SamplingParams:
         seed=None if cell.temperature == 0 else config.seed + index,
         coupling=config.coupling,
     )
+
+
+def _check_widths(name: str, block_size: int, config: EvaluationConfig) -> None:
+    for width in config.widths:
+        if width is not None and width > block_size:
+            raise InputError(
+                f"width is {width}, but drafter {name!r} drafts {block_size} tokens a block; "
+                "give a width up to that."
+            )
 
 
 def _check_fit(llm: LLM, tasks: Mapping[str, Chats]) -> None:

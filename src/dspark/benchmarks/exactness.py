@@ -76,6 +76,8 @@ class RunReport:
     identical: int
     total: int
     tokens: int
+    drafted: int
+    """Drafted tokens that were verified: with none the run proves nothing (UC-015)."""
     tau: float | None
     """Tokens committed per round: near 1 the run proves little."""
     seconds: float
@@ -88,6 +90,8 @@ class ExactnessReport:
 
     runs: Sequence[RunReport]
     identical: bool
+    conclusive: bool
+    """Whether drafts were verified in every run."""
     prompts: int
     max_new_tokens: int
     environment: Environment
@@ -137,6 +141,7 @@ def measure(
                     identical=sum(drafted.ids[job.key] == plain.ids[job.key] for job in jobs),
                     total=len(jobs),
                     tokens=sum(len(ids) for ids in drafted.ids.values()),
+                    drafted=drafted.acceptance.num_planned,
                     tau=drafted.acceptance.tau,
                     seconds=drafted.seconds,
                     first_divergence=_first_divergence(llm, jobs, plain.ids, drafted.ids),
@@ -152,6 +157,7 @@ def report_of(
     return ExactnessReport(
         runs=runs,
         identical=all(run.identical == run.total for run in runs),
+        conclusive=all(run.drafted > 0 for run in runs),
         prompts=num_prompts,
         max_new_tokens=config.max_new_tokens,
         environment=Environment.here(),

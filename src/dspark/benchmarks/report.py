@@ -218,7 +218,12 @@ def print_exactness(console: Console, report: ExactnessReport) -> None:
                 f"{run.arithmetic}, T={run.temperature:g}, batch {run.batch}: prompt "
                 f"{run.first_divergence.prompt} {run.first_divergence.divergence.sentence()}"
             )
-    console.print("every answer is the plain one" if report.identical else "ANSWERS DIFFER")
+    if not report.identical:
+        console.print("ANSWERS DIFFER")
+    elif not report.conclusive:
+        console.print("INCONCLUSIVE: some run verified no draft, so that its answers prove nothing")
+    else:
+        console.print("every answer is the plain one")
 
 
 def print_perplexity(console: Console, report: PerplexityReport) -> None:

@@ -1,7 +1,7 @@
 """`dspark bench serve`: a server under load. Parses, measures, prints; exit code 1 on a failure."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -10,6 +10,9 @@ from dspark.commands.audit import ApiKeyFile, Model, Url
 from dspark.commands.shared import print_json
 from dspark.errors import InputError, ServerFault
 from dspark.options import given, option
+
+if TYPE_CHECKING:
+    from dspark.benchmarks.serve.point import CountTokens
 
 _SERVE = "benchmarks.serve.config.ServeBenchConfig"
 
@@ -45,6 +48,14 @@ def serve(
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="PNG picture: throughput against the speed of one user.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Directory, GGUF file or name of the model: its tokenizer counts the texts, and "
+            "usage that differs is told.",
+            show_default="usage is believed",
+        ),
     ] = None,
     api_key_file: ApiKeyFile = None,
     as_json: Annotated[
@@ -86,6 +97,7 @@ def serve(
     )
     if plot is not None:
         require_matplotlib()
+    count_tokens = None if tokenizer is None else counter_of(tokenizer)
     api_key = None if api_key_file is None else preparation_session.key_in(api_key_file)
     api = HttpApi(url=url, api_key=api_key, timeout_s=config.timeout_seconds)
     name = model or first_model(api)
@@ -107,7 +119,7 @@ def serve(
         model=name,
         num_prompts=len(chats),
         config=config,
-        points=measure_all(config, measured, file=file, on_point=say),
+        points=measure_all(config, measured, file=file, on_point=say, count_tokens=count_tokens),
     )
     print_serve(console if as_json else Console(), report)
     if plot is not None:
@@ -117,6 +129,15 @@ def serve(
         print_json(report.to_json())
     if report.has_failed:
         raise ServerFault("failed", f"{url} answered no request of some load; see the errors.")
+
+
+def counter_of(source: str) -> "CountTokens":
+    """How many tokens the tokenizer of a model makes of a text."""
+    from dspark.models.target import resolve_source
+    from dspark.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(resolve_source(source))
+    return lambda text: len(tokenizer.encode_rendered(text))
 
 
 def _numbers(name: str, text: str) -> list[float]:

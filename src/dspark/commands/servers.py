@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from dspark.commands.arguments import Json, Target, Threads
+from dspark.commands.bench_serve import counter_of
 from dspark.commands.shared import names_in, print_json, whole_number_in
 from dspark.errors import ServerFault
 from dspark.options import given, option
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from dspark.benchmarks.client_prompts import Chat
     from dspark.benchmarks.peer_servers import ServerCall
     from dspark.benchmarks.serve.config import ServeBenchConfig
-    from dspark.benchmarks.serve.point import Point
+    from dspark.benchmarks.serve.point import CountTokens, Point
     from dspark.benchmarks.serve.report import PointsFile
 
 _SERVE = "benchmarks.serve.config.ServeBenchConfig"
@@ -98,7 +99,9 @@ def servers(
         file = None
         if results is not None:
             file = PointsFile(results / f"{call.name}.jsonl", settings=settings)
-        points[call.name] = _points(console, call, chats, config, file)
+        points[call.name] = _points(
+            console, call, chats, config, file, count_tokens=counter_of(source)
+        )
     report = ServersReport(
         points=points,
         missing={
@@ -121,6 +124,8 @@ def _points(
     chats: "Sequence[Chat]",
     config: "ServeBenchConfig",
     file: "PointsFile | None",
+    *,
+    count_tokens: "CountTokens",
 ) -> "list[Point]":
     """One server's turn; it is not started where the file holds all."""
     from dspark.benchmarks import peer_servers
@@ -143,4 +148,5 @@ def _points(
             lambda load: measure(api, model=model, chats=chats, load=load, config=config),
             file=file,
             on_point=say,
+            count_tokens=count_tokens,
         )

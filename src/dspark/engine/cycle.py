@@ -216,6 +216,7 @@ class Cycle:
             total_prompt_tokens=self._num_prompt_tokens,
             total_cached_tokens=self._num_cached_tokens,
             total_sent_back=self._num_sent_back,
+            total_broken_drafts=self.num_broken_drafts,
         )
 
     def check(self) -> None:

@@ -27,6 +27,8 @@ class Load:
     """Those among them that the cache knew."""
     total_sent_back: int
     """Times that a request gave its pages to an older one."""
+    total_broken_drafts: int
+    """Blocks that could not be drawn; after the first one nothing is drafted."""
 
     @property
     def num_running(self) -> int:

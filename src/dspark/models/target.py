@@ -484,6 +484,11 @@ def resolve_source(source: str | Path) -> str:
     if path.suffix.lower() == ".gguf":
         return str(gguf.converted(path))
     if path.is_dir():
+        if (path / "adapter_config.json").is_file():  # transformers would apply it in silence
+            raise ModelError(
+                f"Directory {path} holds an adapter (LoRA); merge it into its model, save the "
+                "result and give that, for a drafter follows one set of weights."
+            )
         if not (path / "config.json").is_file():
             raise ModelError(f"Directory {path} has no config.json; give a Hugging Face model.")
         return str(path)
@@ -556,10 +561,17 @@ def _probe(model: PreTrainedModel) -> tuple[AttentionProbe, Tensor]:
             f"Target of type {model.config.model_type} does not run on a plugged-in attention: "
             f"{_first_line(error)}"
         ) from error
-    if len(probe.modules) != len(_decoder_layers(model)):
+    num_layers = len(_decoder_layers(model))
+    if len(probe.modules) < num_layers:
+        raise ModelError(
+            f"Target of type {model.config.model_type} attends in {len(probe.modules)} of its "
+            f"{num_layers} layers; the state of the others cannot be rolled back after a rejected "
+            "draft, so use a model of full or sliding attention layers."
+        )
+    if len(probe.modules) > num_layers:
         raise ModelError(
             f"Target of type {model.config.model_type} attends {len(probe.modules)} times over "
-            f"{len(_decoder_layers(model))} layers; only one attention a layer is supported."
+            f"{num_layers} layers; only one attention a layer is supported."
         )
     return probe, output.logits[0]
 

@@ -278,6 +278,11 @@ class Metrics(Collector):
         yield _counter(
             "preemptions", "Requests that gave their pages to an older one.", load.total_sent_back
         )
+        yield _counter(
+            "broken_drafts",
+            "Blocks that could not be drawn; nothing is drafted after the first one.",
+            load.total_broken_drafts,
+        )
         for name, help_text, value in (
             ("open_answers", "Answers that run or wait.", gauges.num_open),
             ("reading_requests", "Requests whose prompt is read.", load.num_reading),

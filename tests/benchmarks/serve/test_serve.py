@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,23 @@ def test_the_figures_of_a_point() -> None:
         "errors",
     } <= (set(values))
     assert (values["concurrency"], values["rate"]) == (2, None)
+
+
+@pytest.mark.parametrize(("factor", "is_doubtful"), [(1, False), (2, True)])
+def test_usage_that_is_not_that_of_the_text_is_told(factor: int, is_doubtful: bool) -> None:
+    """UC-152: the texts are counted again, word by word here; an end token more is no doubt."""
+    words = "so many words that an end token is lost among them all"
+    calls = [
+        replace(streamed(1.0, len(words), tokens=factor * (12 + 1)), text=words) for _ in range(2)
+    ]
+    crowd = Crowd(calls=[*calls, broken(2.0, "timeout")], start_s=0.0, end_s=10.0)
+    point = point_of(TWO, crowd, CONFIG, count_tokens=lambda text: len(text.split()))
+    assert point.usage_ratio == pytest.approx(factor * 13 / 12)
+    assert (point.doubt is not None) is is_doubtful
+    text = io.StringIO()
+    print_serve(Console(file=text, width=200), report_of([point]))
+    assert ("usage counts 2.17 times the tokens of the texts" in text.getvalue()) is is_doubtful
+    assert point_of(TWO, crowd, CONFIG).usage_ratio is None
 
 
 def test_what_the_bench_broke_off_counts_by_its_text() -> None:
@@ -198,6 +216,9 @@ def test_a_closed_load_keeps_its_users_and_its_prompts_in_order() -> None:
         chat[0]["content"] for chat in CHATS
     }
     assert len({body["seed"] for body in server.bodies}) == len(server.bodies)
+    for body in server.bodies:  # UC-151: real text, and answers end where the model ends them
+        assert not {"ignore_eos", "min_tokens", "stop_token_ids"} & body.keys()
+        assert list(body["messages"]) in CHATS
 
 
 def test_an_open_load_sends_whoever_is_still_waiting() -> None:
@@ -264,6 +285,7 @@ def test_a_stream_is_read_over_http() -> None:
         found = call(HttpApi(url=url, timeout_s=5), {"model": "m"})
     assert found.fault is None
     assert (found.num_tokens, [size for _, size in found.arrivals]) == (7, [2, 1])
+    assert found.text == "abc"
 
 
 @pytest.mark.parametrize(

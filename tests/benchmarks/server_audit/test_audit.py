@@ -157,6 +157,15 @@ def test_the_verdict_and_the_json_agree() -> None:
     assert "no loss" in verdict(audited(ToyServer(), replace(CONFIG, temperature=0.0)))
 
 
+def test_a_server_that_drafts_nothing_proves_nothing() -> None:
+    """UC-015: every test passes, and the verdict is that there was nothing to test."""
+    report = audited(ToyServer(widest=0), replace(CONFIG, temperature=0.0, greedy_tokens=8))
+    assert failed(report) == ""
+    assert report.num_drafted == 0
+    assert not report.lossless
+    assert "INCONCLUSIVE" in verdict(report)
+
+
 def test_other_temperatures_leave_out_what_servers_state_differently() -> None:
     report = audited(ToyServer(), replace(CONFIG, temperature=0.7, samples=60))
     assert report.lossless

@@ -95,6 +95,10 @@ def print_servers(console: Console, report: ServersReport) -> None:
                 *(f"{ratios[key]:.2f}" if key in ratios else "" for key in _RATIOS),
             )
     console.print(table)
+    for name, points in report.points.items():
+        for point in points:
+            if point.doubt is not None:
+                console.print(f"{name}, {point.doubt}", style="bold red", highlight=False)
     for name, command in report.missing.items():
         console.print(f"{name} is not installed: {command}", highlight=False)
 

@@ -40,6 +40,8 @@ class Call:
     """Name of what went wrong; such a call has no other figures."""
     num_drafted: int | None = None
     num_accepted: int | None = None
+    text: str = ""
+    """Of the answer, thoughts among it."""
 
     @property
     def ttft_s(self) -> float:
@@ -75,15 +77,17 @@ def call(
     """Sends one chat request and reads its stream, until `is_over` says that nobody needs it."""
     start_s = time.perf_counter()
     arrivals: list[tuple[float, int]] = []
+    texts: list[str] = []
     usage: Mapping[str, Any] | None = None
     fault: str | None = None
     events = api.stream("/chat/completions", body)
     try:
         for event in events:
             usage = event.data.get("usage") or usage
-            size = _size(event.data)
-            if size:
-                arrivals.append((event.at_s, size))
+            text = _text(event.data)
+            if text:
+                arrivals.append((event.at_s, len(text)))
+                texts.append(text)
             if is_over():
                 fault = ABANDONED
                 break
@@ -105,6 +109,7 @@ def call(
         fault=fault,
         num_drafted=drafts.get("drafted_tokens"),
         num_accepted=drafts.get("accepted_tokens"),
+        text="".join(texts),
     )
 
 
@@ -114,10 +119,7 @@ def _missing(usage: Mapping[str, Any] | None, arrivals: Sequence[object]) -> str
     return None if arrivals else "empty answer"
 
 
-def _size(data: Mapping[str, Any]) -> int:
-    size = 0
-    for choice in data.get("choices") or ():
-        delta = choice.get("delta") or {}
-        for name in ("content", "reasoning_content", "reasoning"):
-            size += len(delta.get(name) or "")
-    return size
+def _text(data: Mapping[str, Any]) -> str:
+    deltas = [choice.get("delta") or {} for choice in data.get("choices") or ()]
+    names = ("content", "reasoning_content", "reasoning")
+    return "".join(delta.get(name) or "" for delta in deltas for name in names)

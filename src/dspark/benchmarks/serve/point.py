@@ -4,7 +4,7 @@ A point in which every request failed has errors and no figures (UC-154).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +13,10 @@ from dspark.benchmarks.serve.config import Load, LoadKind, ServeBenchConfig
 from dspark.benchmarks.serve.crowd import Crowd
 
 Percentiles = Mapping[str, float]
+CountTokens = Callable[[str], int]
+"""Tokens of a text by the model's own tokenizer."""
+_USAGE_SLACK = 0.1
+"""An end token without text, and tokens drawn that the tokenizer would have joined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,18 @@ class Point:
     tokens_per_chunk: float | None
     acceptance: float | None
     """Accepted over drafted tokens, where the server tells."""
+    usage_ratio: float | None = None
+    """Tokens of the usage over those of the text, where a tokenizer counts them (UC-152)."""
+
+    @property
+    def doubt(self) -> str | None:
+        """What is wrong with the usage, on which all speeds rest; `None`: nothing that is known."""
+        if self.usage_ratio is None or abs(self.usage_ratio - 1.0) <= _USAGE_SLACK:
+            return None
+        return (
+            f"{self.load.name}: usage counts {self.usage_ratio:.2f} times the tokens of the texts, "
+            "so that its speeds are doubtful"
+        )
 
     @property
     def concurrency(self) -> int | None:
@@ -65,7 +81,9 @@ class Point:
         return {"concurrency": self.concurrency, "rate": rate, **asdict(self)}
 
 
-def point_of(load: Load, crowd: Crowd, config: ServeBenchConfig) -> Point:
+def point_of(
+    load: Load, crowd: Crowd, config: ServeBenchConfig, *, count_tokens: CountTokens | None = None
+) -> Point:
     """All figures of one load."""
     counted = crowd.counted
     good = [found for found in counted if found.fault is None]
@@ -95,6 +113,13 @@ def point_of(load: Load, crowd: Crowd, config: ServeBenchConfig) -> Point:
             sum(found.num_accepted or 0 for found in good),
             sum(found.num_drafted or 0 for found in good),
         ),
+        usage_ratio=None if count_tokens is None else _usage_ratio(good, count_tokens),
+    )
+
+
+def _usage_ratio(good: Sequence[Call], count_tokens: CountTokens) -> float | None:
+    return _ratio(
+        sum(found.num_tokens for found in good), sum(count_tokens(found.text) for found in good)
     )
 
 

@@ -13,7 +13,7 @@ from dspark.benchmarks.plots import new_figure, require_matplotlib
 from dspark.benchmarks.results_file import ResultsFile
 from dspark.benchmarks.serve.config import Load, LoadKind, ServeBenchConfig
 from dspark.benchmarks.serve.crowd import Measure
-from dspark.benchmarks.serve.point import Percentiles, Point, point_of
+from dspark.benchmarks.serve.point import CountTokens, Percentiles, Point, point_of
 
 OnPoint = Callable[[Point], None]
 
@@ -74,13 +74,14 @@ def measure_all(
     *,
     file: PointsFile | None = None,
     on_point: OnPoint = lambda _: None,
+    count_tokens: CountTokens | None = None,
 ) -> list[Point]:
     """Every load, those of `file` taken over."""
     points = []
     for load in config.loads:
         point = None if file is None else file.find(load)
         if point is None:
-            point = point_of(load, measure(load), config)
+            point = point_of(load, measure(load), config, count_tokens=count_tokens)
             if file is not None:
                 file.add(point)
         on_point(point)
@@ -103,6 +104,8 @@ def print_serve(console: Console, report: ServeReport) -> None:
     for point in report.points:
         for name, number in point.error_names.items():
             console.print(f"{point.load.name}: {number} times {name}", style="red")
+        if point.doubt is not None:
+            console.print(point.doubt, style="bold red", highlight=False)
         if point.num_requests > report.num_prompts:
             console.print(
                 f"{point.load.name}: {point.num_requests} requests had {report.num_prompts} "

@@ -62,8 +62,13 @@ class AuditReport:
 
     @property
     def lossless(self) -> bool:
-        """Whether every test passed, and there was one."""
-        return bool(self.tests) and all(test.passed for test in self.tests)
+        """Whether every test passed, there was one, and something was drafted (UC-015)."""
+        return bool(self.tests) and all(test.passed for test in self.tests) and self.has_drafts
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the greedy answers held drafts, as far as the server tells."""
+        return self.num_drafted != 0
 
     def to_json(self) -> Mapping[str, Any]:
         """The keys of the `--json` line."""

@@ -43,6 +43,11 @@ def verdict(report: AuditReport) -> str:
             f"the statistical ones, all together, in at most {report.false_alarm:.2%} of audits."
         )
     failed = [test.name for test in report.tests if not test.passed]
+    if not failed and not report.has_drafts:
+        return (
+            f"{report.url}: INCONCLUSIVE, for it drafted nothing in the greedy answers; ask for "
+            "drafts, with a policy of fixed for example."
+        )
     if not failed:
         return f"{report.url}: nothing could be tested."
     return f"{report.url}: NOT lossless. Failed: {'; '.join(failed)}."
@@ -51,8 +56,8 @@ def verdict(report: AuditReport) -> str:
 def _drafts(report: AuditReport) -> str:
     if report.num_drafted is None:
         return "the server does not tell how many tokens it drafted"
-    if report.num_drafted == 0:
-        return "it drafted NOTHING in the greedy answers, so they prove little"
+    if not report.has_drafts:
+        return "it drafted NOTHING in the greedy answers, so they prove nothing"
     return f"it drafted {report.num_drafted} tokens for the greedy answers"
 
 
