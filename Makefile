@@ -26,8 +26,9 @@ check: $(VENV)/.package
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# several files at a time, each on one processor
 test: setup
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 fix: $(VENV)/.package
 	$(BIN)/ruff format .

@@ -32,7 +32,7 @@ QUESTIONS = (
     "Write a Python function that reverses a string.",
     "Name three animals that live in the sea.",
 )
-NUM_TOKENS = 20
+NUM_TOKENS = 12
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_text_is_the_same_for_widths_drafters_and_batch_sizes(
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=NUM_TOKENS)
     expected = [run(cycle_of(llm, None), [prompt], params)[0] for prompt in prompts]
     random = random_drafter(llm, seed=1, scale=1.0)
-    for width in range(8):
+    for width in (0, 2, 5, 7):  # each of them with a toy: a pass of 135 million numbers takes long
         assert run(cycle_of(llm, random, width=width), prompts, params) == expected, width
     constant = random_drafter(llm, seed=2, scale=0.0)
     assert run(cycle_of(llm, constant), prompts, params) == expected

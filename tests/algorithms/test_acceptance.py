@@ -65,7 +65,8 @@ def one_slot(p_V: Tensor, q_V: Tensor, *, count: int) -> tuple[Tensor, Tensor]:
     """Emitted tokens and acceptance of `count` rounds of one drafted token."""
     noise = round_noise(count)
     q_RV = q_V.expand(count, -1)
-    draft_R = draw_categorical(q_RV, noise.uniforms(Stream.DRAFT, slots=range(1))[:, 0])
+    operators = selection.operators()  # the engine's own: the same tokens, sooner
+    draft_R = operators.draw_categorical(q_RV, noise.uniforms(Stream.DRAFT, slots=range(1))[:, 0])
     verdict = accept_maximal(
         probs_NV=p_V.expand(2 * count, -1),
         draft_tokens_RK=draft_R[:, None],
@@ -73,6 +74,7 @@ def one_slot(p_V: Tensor, q_V: Tensor, *, count: int) -> tuple[Tensor, Tensor]:
         lengths=[1] * count,
         accept_uniforms_RK=noise.uniforms(Stream.ACCEPT, slots=range(1)),
         next_uniforms_R=noise.uniforms(Stream.TARGET, slots=range(1))[:, 0],
+        operators=operators,
     )
     accepted_R = torch.tensor(verdict.num_accepted)
     return torch.where(accepted_R == 1, draft_R, torch.tensor(verdict.next_tokens)), accepted_R

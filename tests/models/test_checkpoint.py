@@ -498,7 +498,10 @@ def test_a_map_loses_only_what_cannot_be_proposed(tmp_path):
     again, _ = loaded(tmp_path / "d", target, num_tokens=36)
     assert again.d2t_S is not None
     assert again.d2t_S.tolist() == [7, 0, 12, 30]
-    assert torch.equal(draft_logits(again), draft_logits(drafter)[:, [0, 1, 3, 4]])
+    kept = draft_logits(drafter)[:, [0, 1, 3, 4]]
+    torch.testing.assert_close(
+        draft_logits(again), kept
+    )  # a product of fewer columns may round otherwise
 
 
 def test_another_tokenizer_is_refused(tmp_path):
