@@ -13,7 +13,7 @@ from dspark.core import Coupling, SamplingParams
 from dspark.engine.adaptive_planner import AdaptivePlanner
 from dspark.engine.planner import FixedPlanner, Outcome, Outlook
 from dspark.engine.probes import LOSS, MOST_PROBED
-from tests.algorithms.toy_costs import curve, linear_cost
+from tests.algorithms.toy_costs import curve, linear_cost, sampled_cost
 from tests.algorithms.toy_enumeration import exact_output
 from tests.engine.toy_service import Service, phrases, plain_rate, steady
 
@@ -284,6 +284,18 @@ def test_a_probe_is_charged_what_it_took() -> None:
     assert num_probes(1.3) < 0.7 * num_probes(1.0)
 
 
+def test_what_a_probed_drafter_has_to_make_up_for_is_charged_and_no_price_of_a_block() -> None:
+    def probes(catch_up: float) -> tuple[int, float]:
+        planner = planner_of(BUSY)
+        service = Service(planner, BUSY, steady(0.1), num_requests=8, catch_up=catch_up)
+        service.rate(1000)
+        return service.num_drafts, float(planner.costs.seconds(8, 0, 800).draft_N[8])
+
+    (many, usual), (few, dear) = probes(0.0), probes(0.02)
+    assert few < 0.7 * many
+    assert dear == pytest.approx(usual, rel=1e-6)
+
+
 @pytest.mark.parametrize("num_requests", [1, 8])
 @pytest.mark.parametrize("cost", [QUIET, BUSY], ids=["quiet", "busy"])
 @pytest.mark.parametrize("chance", [0.0, 0.3])
@@ -334,6 +346,35 @@ def test_a_request_that_comes_does_as_most_until_the_next_decision() -> None:
     assert planner._held.steps_left == held.steps_left - 1
     assert planner.records[-1].num_drafting == 8
     assert planner.records[-1].predicted_seconds is not None
+
+
+def test_plain_decoding_goes_on_undisturbed_where_many_come_and_go() -> None:
+    """At 64 users of short answers somebody comes in nearly every step."""
+    planner = planner_of(BUSY)
+    service = Service(planner, BUSY, steady(0.1), num_requests=64)
+    service.rate(100)
+    while planner._held is None or planner._held.probed or planner._held.steps_left < 4:
+        service.step()
+    left = planner._held.steps_left
+    for slot in (3, 60):
+        planner.begin(slot, service.params, 99)
+        service.step()
+    assert planner._held.steps_left == left - 2
+    assert planner.records[-1].why == "plain"
+
+
+def test_sampled_requests_are_priced_as_such() -> None:
+    """Drafts that pay for greedy requests do not where judging a token costs as much again."""
+    cost = replace(QUIET, sampled=sampled_cost(per_row=20e-3))
+    drafts = []
+    for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)):
+        planner = planner_of(cost)
+        service = Service(planner, cost, steady(0.6), num_requests=4, params=params)
+        service.rate(200)
+        drafts.append(service.num_drafts)
+        assert planner.records[-1].predicted_seconds is not None
+    assert drafts[0] > 150
+    assert drafts[1] < 50
 
 
 def test_a_floor_bounds_what_others_may_cost() -> None:

@@ -32,6 +32,8 @@ class Service:
     """What the drafter says of its chances; `None`: the truth."""
     slow: float = 1.0
     """All steps take so many times as long."""
+    catch_up: float = 0.0
+    """Seconds that a drafting step behind a plain one takes more."""
     seconds: float = 0.0
     tokens: float = 0.0
     num_steps: int = 0
@@ -39,6 +41,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(0)
+        self._has_drafted = False
         for slot in range(self.num_requests):
             self.planner.begin(slot, self.params, slot)
 
@@ -67,8 +70,12 @@ class Service:
         accepted_R = np.minimum(is_kept_RK.cumprod(1).sum(1), lengths).astype(int)
         draft = draft_seconds_of(self.truth, len(drafting)) if drafting else 0.0
         verify = seconds_of(self.truth, count, count + sum(lengths))
+        if not self.params.is_greedy:
+            verify += float(self.truth.sampled_seconds(count, np.array([count + sum(lengths)]))[0])
         draft, verify = self._noisy(draft), self._noisy(verify)
-        self.seconds += draft + verify
+        catch_up = self.catch_up if drafting and not self._has_drafted else 0.0
+        self._has_drafted = bool(drafting)
+        self.seconds += draft + verify + catch_up
         # what is expected, not what came: the outcome's luck is no merit of the plan
         expected_RK = chances_RK.cumprod(1) * (np.arange(size) < np.array(lengths)[:, None])
         self.tokens += count + float(expected_RK.sum())
@@ -80,6 +87,7 @@ class Service:
                 num_prompt_tokens=0,
                 draft_seconds=draft,
                 verify_seconds=verify,
+                catch_up_seconds=catch_up,
             )
         )
         return lengths

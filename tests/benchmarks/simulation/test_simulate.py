@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dspark.algorithms.cost_curve import CostCurve
 from dspark.algorithms.foreign_costs import read_cost
+from dspark.algorithms.step_cost import SampledCost, VerifyRow
 from dspark.benchmarks.simulation.arrivals import TracedRequest
 from dspark.benchmarks.simulation.recording import RecordedAnswer, Recording
 from dspark.benchmarks.simulation.simulate import Machine, SimulationConfig, simulate
@@ -57,6 +59,24 @@ def test_one_user_gets_what_the_hand_computes() -> None:
     assert found["fixed:4"]["1"].per_user_tokens_per_s == pytest.approx(5 / 16.2e-3, rel=0.05)
     assert found["mtp1"]["1"].tau == pytest.approx(2.0, rel=0.03)
     assert found["auto"]["1"].tokens_per_s >= 0.98 * found["fixed:4"]["1"].tokens_per_s
+
+
+def test_sampled_requests_take_what_the_table_says_of_them() -> None:
+    """1 ms more for each row of logits, none for those of prompts."""
+    sampled = SampledCost(
+        draft=CostCurve.free(),
+        verify=(
+            VerifyRow(
+                num_requests=1,
+                curve=CostCurve(sizes=(0, 100), seconds=(0.0, 0.1), errors=(0.0, 0.0)),
+            ),
+        ),
+    )
+    rounds = replace(recording(lambda _: 0.999), temperature=1.0)
+    machine = Machine(cost=replace(profile(), sampled=sampled), recording=rounds)
+    found = simulate(machine, config=config(concurrency=(1,))).policies
+    assert found["none"]["1"].per_user_tokens_per_s == pytest.approx(1 / 15.1e-3, rel=0.01)
+    assert found["fixed:4"]["1"].per_user_tokens_per_s == pytest.approx(5 / 21.2e-3, rel=0.05)
 
 
 def test_the_scheduler_stays_with_the_best_policy_at_every_load() -> None:
