@@ -49,6 +49,7 @@ def load_llm(
     is_compiled: bool = True,
     threads: int | None = None,
     max_requests: int | None = None,
+    page_size: int | None = None,
     thinking: bool | None = None,
     policy: str | None = None,
 ) -> LLM:
@@ -69,9 +70,10 @@ def load_llm(
     if drafter is not None:
         options["drafter"] = None if drafter == "none" else drafter
     if max_requests is not None:
-        options["config"] = CycleConfig(
-            max_requests=max_requests, num_positions=max_requests * 1024
-        )
+        config = CycleConfig(max_requests=max_requests, num_positions=max_requests * 1024)
+        if page_size is not None:
+            config = replace(config, page_size=page_size)
+        options["config"] = config
     return LLM.load(DEFAULT_TARGET if target is None else target, compile=is_compiled, **options)
 
 

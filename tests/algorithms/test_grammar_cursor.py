@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from dspark.algorithms.late_grammar import LateGrammar
 from dspark.algorithms.logit_state import LogitState
 from dspark.core import Grammar, SamplingParams
 from dspark.errors import InputError
-from tests.algorithms.toy_grammar import ToyGrammar, pairs_then_end
+from tests.algorithms.toy_grammar import ToyGrammar, ToyMatcher, pairs_then_end
 
 A, B, C, EOS = range(4)
 VOCAB = 6
@@ -113,6 +114,29 @@ def test_a_late_grammar_begins_behind_its_marker_in_the_middle_of_a_block() -> N
     assert cursor.num_allowed([4, B]) == 1
     with pytest.raises(InputError, match="marker of a late grammar is empty"):
         LateGrammar(grammar=PAIRS, marker=[], end_ids=[EOS])
+
+
+@pytest.mark.parametrize("method", ["accept", "allowed"])
+def test_a_matcher_that_fails_names_its_request(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(ToyMatcher, method, broken)
+    state = LogitState(
+        request_id="seven",
+        params=SamplingParams(grammar=PAIRS),
+        prompt_ids=(1,),
+        eos_ids=(EOS,),
+        vocab_size=VOCAB,
+    )
+    ask = partial(state.shape_, torch.zeros(1, VOCAB), [()], None)
+    if method == "accept":
+        ask = partial(state.num_possible, [A])
+    with pytest.raises(InputError, match=r"request 'seven' failed \(planted\)") as caught:
+        ask()
+    assert caught.value.request_id == "seven"
 
 
 def test_a_grammar_of_another_vocabulary_is_refused() -> None:

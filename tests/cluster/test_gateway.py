@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -176,6 +177,46 @@ def test_nothing_new_is_taken_while_it_drains(llm: LLM) -> None:
         assert not replicas.calls
 
     run(llm, ask)
+
+
+def test_who_watches_holds_up_no_end(llm: LLM) -> None:
+    """A feed has no end of its own; the answers that run are waited for, the feed is not."""
+
+    async def ask(client: httpx.AsyncClient, gateway: Gateway, replicas: LocalReplicas) -> None:
+        sent: list[Any] = []
+        is_watching = asyncio.Event()
+        requests = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive() -> Any:
+            return requests.pop() if requests else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            is_watching.set()
+
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/live/events",
+            "query_string": b"",
+            "headers": [],
+        }
+        watching = asyncio.create_task(gateway(scope, receive, send))
+        await is_watching.wait()
+        await asyncio.wait_for(gateway.drain(), 5)
+        await asyncio.wait_for(watching, 5)
+        assert sent[0]["status"] == 200
+        assert not sent[-1].get("more_body")
+
+    run(llm, ask)
+
+
+def test_the_live_page_and_its_chats_are_told_from_others() -> None:
+    assert Call(method="GET", path="/live/events").is_feed
+    assert Call(method="POST", path="/live/crowd").is_watched
+    chat = Call(method="POST", path="/v1/chat/completions", headers=[(b"accept", b"*/*")])
+    assert not chat.is_watched
+    assert replace(chat, headers=[(b"x-dspark-watched", b"1")]).is_watched
 
 
 def test_equal_beginnings_are_told_from_the_body() -> None:

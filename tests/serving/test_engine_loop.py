@@ -10,6 +10,7 @@ import pytest
 from dspark.core import FinishReason, Request, SamplingParams
 from dspark.errors import NumericsError
 from dspark.llm import LLM
+from dspark.serving.answer import Answer
 from dspark.serving.engine_loop import Delivery, EngineLoop
 from dspark.serving.events import Feed
 from dspark.serving.metrics import Meter
@@ -178,6 +179,7 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(
         (failure,) = desk.failures(order)
         assert failure.cause is Cause.ENGINE
         assert "RuntimeError" in failure.message
+        assert order.id in failure.message
         assert "planted" not in failure.message  # insides are for the log
     assert desk.is_empty
     assert desk.meter.num_failed_steps == 1
@@ -198,6 +200,40 @@ def test_an_error_that_names_its_request_ends_no_other(
     (failure,) = desk.failures(bad)
     assert failure == Failure(Cause.ENGINE, "The logits are not finite.")
     assert desk.ids(good) == alone(desk.llm, "Hello")
+    assert desk.is_empty
+
+
+def test_the_log_names_all_that_a_failing_step_ends(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    planner = desk.loop.planner
+    monkeypatch.setattr(planner, "caps", failing(planner.caps, 1))
+    orders = [desk.ask("Hello"), desk.ask("the end", n=2)]
+    desk.run()
+    (record,) = caplog.records
+    assert vars(record)["orders"] == [order.id for order in orders]
+    assert record.exc_info
+
+
+def test_an_answer_whose_text_fails_ends_alone(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = desk.ask("the end", n=2), desk.ask("Hello")
+    add = Answer.add
+
+    def broken(self: Answer, *args: Any) -> Piece:
+        if self.order is bad and self.counts.num_tokens > 3:
+            raise UnicodeError("planted")
+        return add(self, *args)
+
+    monkeypatch.setattr(Answer, "add", broken)
+    desk.run()
+    (failure,) = desk.failures(bad)
+    assert bad.id in failure.message
+    assert "UnicodeError" in failure.message
+    assert not desk.failures(good)
+    assert desk.ids(good) == alone(desk.llm, "Hello")
+    assert [vars(record)["order"] for record in caplog.records] == [bad.id]
     assert desk.is_empty
 
 

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from dspark.llm import LLM
-from dspark.serving.app import App, AppConfig
+from dspark.serving.app import App, AppConfig, body_limit
 from dspark.serving.gate import Gate
+from dspark.serving.protocol import MOST_MESSAGES
 
 KEY = "sesame"
 PATHS = ("/v1/models", "/metrics", "/", "/ready", "/openapi.json", "/live/events", "/nothing")
@@ -80,6 +81,26 @@ def test_a_large_request_is_refused(make: Callable[..., App]) -> None:
     for reply in (known, unknown):
         assert reply.status_code == 413
         assert "100 bytes" in reply.json()["error"]["message"]
+
+
+def test_a_body_may_be_as_large_as_a_context_needs(make: Callable[..., App]) -> None:
+    assert body_limit(1024) == 2**20
+    assert body_limit(32_768) == 64 * 32_768
+    assert body_limit(10**6) == body_limit(None) == 8 * 2**20
+    app = make()  # a context of 1,024 positions
+    headers = {"Content-Type": "application/json"}
+    for size, status in ((2**20, 400), (2**20 + 1, 413)):
+        reply = call(app, "POST", "/v1/completions", content=b" " * size, headers=headers)
+        assert reply.status_code == status
+
+
+def test_a_list_of_messages_without_end_is_not_read_to_its_end(make: Callable[..., App]) -> None:
+    message = {"role": "user", "content": ""}
+    body = {"messages": [message] * MOST_MESSAGES + [{"role": "nobody"}] * 3}
+    reply = call(make(), "POST", "/v1/chat/completions", json=body)
+    assert reply.status_code == 400
+    assert str(MOST_MESSAGES) in reply.json()["error"]["message"]
+    assert "nobody" not in reply.text
 
 
 def test_origins_are_let_in_by_name_only(make: Callable[..., App]) -> None:

@@ -1,7 +1,7 @@
 """A client's buffer: joined reads, its bound, departures."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 
 import pytest
 
@@ -85,5 +85,60 @@ def test_a_departure_wakes_the_reader(is_whole: bool) -> None:
             await waiting
         with pytest.raises(ClientGone):
             await stream.get()
+
+    run(test)
+
+
+def test_pieces_go_the_short_way_and_the_end_wakes_the_reader() -> None:
+    async def test() -> None:
+        stream = Stream(order(), limit=2, is_whole=False)
+        poured: list[str] = []
+
+        def pour(items: Sequence[Piece | Failure]) -> bool:
+            poured.append("".join(item.text for item in items if isinstance(item, Piece)))
+            return True
+
+        reading = asyncio.create_task(stream.get(pour))
+        await asyncio.sleep(0)
+        for texts in ("ab", "c", "d"):  # more than the limit, but nothing lies unread
+            for text in texts:
+                assert stream.put(piece(text))
+            stream.pass_on()
+            await asyncio.sleep(0)
+        assert poured == ["ab", "c", "d"]
+        assert not reading.done()
+        stream.put(piece("e", is_last=True))
+        stream.pass_on()
+        assert [item.text for item in await reading] == ["e"]
+        assert len(poured) == 3
+
+    run(test)
+
+
+def test_what_a_connection_does_not_take_waits_for_the_reader_in_its_order() -> None:
+    async def test() -> None:
+        stream = Stream(order(), limit=3, is_whole=False)
+        reading = asyncio.create_task(stream.get(lambda _: False))
+        await asyncio.sleep(0)
+        stream.put(piece("a"))
+        stream.pass_on()
+        for text in "bc":  # the reader is awake and has not read yet
+            assert stream.put(piece(text))
+            stream.pass_on()
+        assert not stream.put(piece("d"))
+        (failure,) = await reading
+        assert isinstance(failure, Failure)
+
+    run(test)
+
+
+def test_a_reader_that_is_not_there_gets_all_later() -> None:
+    async def test() -> None:
+        stream = Stream(order(), limit=8, is_whole=False)
+        stream.put(piece("a"))
+        stream.pass_on()
+        stream.put(piece("b"))
+        stream.pass_on()
+        assert [item.text for item in await stream.get(lambda _: True)] == ["a", "b"]
 
     run(test)

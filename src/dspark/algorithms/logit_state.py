@@ -6,7 +6,8 @@ rule here takes that drafted prefix. Letters: n rows of one request, V vocabular
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -92,7 +93,10 @@ class LogitState:
 
     def num_possible(self, token_ids: Sequence[int]) -> int:
         """Leading tokens that the grammar allows next, up to the one that ends it."""
-        return len(token_ids) if self._grammar is None else self._grammar.num_allowed(token_ids)
+        if self._grammar is None:
+            return len(token_ids)
+        with self._named():
+            return self._grammar.num_allowed(token_ids)
 
     def grammar_end(self, token_ids: Sequence[int]) -> int | None:
         """How many of the target's own tokens belong to the answer if its grammar ends among them;
@@ -126,7 +130,19 @@ class LogitState:
         if self._has_penalties:
             self._penalise_(logits_nV, drafted, vocabulary)
         if self._grammar is not None:
-            _forbid_(logits_nV, self._grammar, drafted, vocabulary)
+            with self._named():
+                _forbid_(logits_nV, self._grammar, drafted, vocabulary)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """A matcher is another library's: what fails there ends this request and no other."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise InputError(
+                f"The grammar of request {self.request_id!r} failed ({error}); simplify it.",
+                request_id=self.request_id,
+            ) from error
 
     def _remember(self, token_ids: Sequence[int]) -> None:
         if self._tail_length:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message
 
 Headers = Sequence[tuple[bytes, bytes]]
+WATCHED = b"x-dspark-watched"
+"""Header of a chat on the live page: it belongs where that page watches."""
+_LIVE = "/live/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,16 @@ class Call:
     query: bytes = b""
     headers: Headers = ()
     body: bytes = b""
+
+    @property
+    def is_feed(self) -> bool:
+        """Whether the response never ends by itself."""
+        return self.path == f"{_LIVE}events"
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it belongs to the live page: all of these meet one replica."""
+        return self.path.startswith(_LIVE) or any(name == WATCHED for name, _ in self.headers)
 
     @property
     def beginning(self) -> str:

@@ -7,9 +7,9 @@ client gets an error event, never a second beginning. It knows no Ray and no mod
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -22,7 +22,17 @@ from dspark.serving.refusals import Refusal
 log = logging.getLogger("dspark.gateway")
 
 _KNOWN = frozenset(
-    {"/health", "/ready", "/metrics", "/v1/chat/completions", "/v1/completions", "/v1/models"}
+    {
+        "/",
+        "/health",
+        "/live/crowd",
+        "/live/events",
+        "/metrics",
+        "/ready",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+    }
 )
 
 
@@ -56,6 +66,7 @@ class Gateway:
         self._responses: dict[tuple[str, int], int] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+        self._feeds: set[asyncio.Task[None]] = set()
         self.is_draining = False
         self.num_retried = 0
         """Requests that went to another replica."""
@@ -91,18 +102,26 @@ class Gateway:
                 await refuse(Refusal(503, message, code="shutting_down", headers=headers), send)
             case _:
                 call = await _call_of(scope, receive)
-                await self._while_client_waits(self._pass_on(call, send), receive)
+                work = asyncio.create_task(self._pass_on(call, send))
+                if call.is_feed:
+                    self._feeds.add(work)
+                    work.add_done_callback(self._feeds.discard)
+                await self._while_client_waits(work, receive)
+                if call.is_feed and self.is_draining:
+                    await _Outbox(send).end()
 
     async def drain(self) -> None:
-        """Take nothing new and wait for what runs, at most `drain_s`."""
+        """Take nothing new and wait for what runs, at most `drain_s`; who watches is no answer."""
         self.is_draining = True
+        for feed in list(self._feeds):
+            feed.cancel()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), self._drain_s)
 
-    async def _while_client_waits(self, work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    async def _while_client_waits(self, task: asyncio.Task[None], receive: Receive) -> None:
         self._num_open += 1
         self._idle.clear()
-        task, client = asyncio.create_task(work), asyncio.create_task(_departure(receive))
+        client = asyncio.create_task(_departure(receive))
         try:
             await asyncio.wait([task, client], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():

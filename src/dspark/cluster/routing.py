@@ -15,7 +15,8 @@ from dspark.cluster.prefix_directory import PrefixDirectory
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Ranks replicas by `PrefixDirectory`; Ray tries them in that order."""
+    """Ranks replicas by `PrefixDirectory`; Ray tries them in that order. The live page and its
+    chats go by name, to the first one that lives."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -28,11 +29,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     ) -> list[list[RunningReplica]]:
         """One rank for each replica."""
         by_name = {str(replica.replica_id): replica for replica in candidate_replicas}
+        call = _call(pending_request)
+        if call is not None and call.is_watched:
+            return [[by_name[name]] for name in sorted(by_name)]
         loads = {
             name: self.replica_queue_len_cache.get(replica.replica_id) or 0
             for name, replica in by_name.items()
         }
-        order = self._directory.rank(_beginning(pending_request), loads)
+        order = self._directory.rank("" if call is None else call.beginning, loads)
         return [[by_name[name]] for name in order]
 
     def on_request_routed(
@@ -40,7 +44,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     ) -> None:
         """The replica will have these tokens in its cache."""
         super().on_request_routed(pending_request, replica_id, result)
-        self._directory.record(_beginning(pending_request), str(replica_id))
+        call = _call(pending_request)
+        self._directory.record("" if call is None else call.beginning, str(replica_id))
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Its cache is gone."""
@@ -48,6 +53,6 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self._directory.forget(str(replica_id))
 
 
-def _beginning(request: PendingRequest | None) -> str:
-    call = request.args[0] if request is not None and request.args else None
-    return call.beginning if isinstance(call, Call) else ""
+def _call(request: PendingRequest | None) -> Call | None:
+    found = request.args[0] if request is not None and request.args else None
+    return found if isinstance(found, Call) else None

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dspark.commands.served_model import ServedModel
 from dspark.errors import InputError, ModelError
-from dspark.serving.app import App, AppConfig, with_origins
+from dspark.serving.app import App, AppConfig, body_limit, with_origins
 from dspark.serving.bridge import BridgeConfig
 from dspark.serving.gate import Gate
 from dspark.serving.server import Server
@@ -89,7 +89,7 @@ def serve_replicas(
         gate = Gate(
             gateway,
             api_key=app_config.api_key,
-            max_body_bytes=app_config.max_body_bytes,
+            max_body_bytes=app_config.max_body_bytes or body_limit(None),  # theirs is tighter
             on_response=gateway.count_response,
         )
         host, port = listening.getsockname()[:2]

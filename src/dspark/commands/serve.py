@@ -17,6 +17,7 @@ from dspark.commands.arguments import (
 from dspark.commands.served_model import ServedModel
 from dspark.options import given, option
 
+_CYCLE = "engine.cycle.CycleConfig"
 _APP = "serving.app.AppConfig"
 _BRIDGE = "serving.bridge.BridgeConfig"
 _MODEL, _SERVER, _LIMITS = "Model", "Server", "Limits"
@@ -84,6 +85,7 @@ def serve(
     max_requests: Annotated[
         int, typer.Option(help="Answers that run at once.", rich_help_panel=_LIMITS)
     ] = 16,
+    page_size: Annotated[int | None, option(_CYCLE, "page_size", rich_help_panel=_LIMITS)] = None,
     max_waiting: Annotated[
         int | None, option(_BRIDGE, "max_waiting", rich_help_panel=_LIMITS)
     ] = None,
@@ -159,6 +161,7 @@ def serve(
         is_compiled=not eager,
         threads=threads,
         max_requests=max_requests,
+        page_size=page_size,
         thinking=thinking,
         policy=policy,
     )

@@ -21,6 +21,7 @@ class ServedModel:
     is_compiled: bool
     threads: int | None
     max_requests: int
+    page_size: int | None
     thinking: bool | None
     policy: str | None
 

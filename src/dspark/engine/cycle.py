@@ -50,7 +50,8 @@ class CycleConfig:
     num_positions: int = 16384
     """Positions that the pages hold, all requests together."""
     page_size: int = 64
-    """Positions of a page."""
+    """Positions of a page. Words that were read before are known again in whole pages: small pages
+    spare readings of short prompts."""
     max_step_tokens: int = 512
     """Tokens of one target pass: verify windows first, prompt chunks in what is left."""
     max_prompt_tokens: int | None = None

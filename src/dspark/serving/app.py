@@ -37,6 +37,7 @@ log = logging.getLogger("dspark.app")
 
 LIVE_FOLDER = Path(__file__).parent / "live"
 """The page at /."""
+_MOST_BODY_BYTES = 8 * 2**20
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorReply} for status in (400, 401, 404, 413, 429, 500, 503, 504)
 }
@@ -52,8 +53,8 @@ class AppConfig:
     """What clients must send on every route but /health; `None` asks for nothing."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call; none by default."""
-    max_body_bytes: int = 8 * 2**20
-    """Bytes of a request, at most."""
+    max_body_bytes: int | None = None
+    """Bytes of a request, at most; `None`: what a prompt of the model's context may take."""
     chat_tokens: int | None = None
     """Tokens of a chat answer whose request names no limit; `None`: what context and cache hold."""
 
@@ -64,6 +65,18 @@ class AppConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}, but it must be at least 1.")
+
+
+def body_limit(max_positions: int | None) -> int:
+    """Bytes of a request whose prompt may fill the context, or any (`None`).
+
+    A body is read in one go, in which neither the event loop nor the engine gets the interpreter:
+    8 MiB of tiny messages take seconds. A token has about 4 bytes; written as escapes, few have
+    more than 64.
+    """
+    if max_positions is None:
+        return _MOST_BODY_BYTES
+    return min(max(2**20, 64 * max_positions), _MOST_BODY_BYTES)
 
 
 class Service:
@@ -189,7 +202,7 @@ class App:
         layers: ASGIApp = Gate(
             self.api,
             api_key=config.api_key,
-            max_body_bytes=config.max_body_bytes,
+            max_body_bytes=config.max_body_bytes or body_limit(llm.target.spec.max_positions),
             on_response=self.service.metrics.count_response,
         )
         self._layers = with_origins(layers, config.cors_origins)

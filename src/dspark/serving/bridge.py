@@ -212,16 +212,20 @@ class Bridge:
         self._handed.wait(_HANDING_S)
 
     def _hand_out(self, deliveries: Sequence[Delivery]) -> None:
+        touched: dict[Stream, None] = {}
         for order, item in deliveries:
             stream = self._streams.get(order)
             if stream is None:  # cancelled while the step ran
                 continue
             is_kept = stream.put(item)
+            touched[stream] = None
             if not is_kept:
                 self.cancel(stream)
             elif stream.is_over:
                 self._close(order)
                 self._finishes.append(self.clock())
+        for stream in touched:
+            stream.pass_on()
         assert self._loop is not None
         self._loop.call_soon(self._handed.set)  # behind the readers that were woken
 

@@ -139,14 +139,14 @@ class EngineLoop:
         try:
             result = self._cycle.step()
         except DSparkError as error:
-            log.exception("a step failed")
-            if error.request_id in self._answers:  # nothing was committed, and the others go on
-                self._end_faulty(self._answers[error.request_id], error)
-            else:
+            faulty = self._answers.get(error.request_id or "")
+            if faulty is None:
                 self._recover(error)
+            else:  # nothing was committed, and the others go on
+                log.exception("a step failed", extra={"order": faulty.order.id})
+                self._end_faulty(faulty, str(error))
             return
         except Exception as error:  # whatever broke, clients hear of it and others are served
-            log.exception("a step failed; its requests end with an error")
             self._recover(error)
             return
         now = self._clock()
@@ -155,11 +155,16 @@ class EngineLoop:
         if self._feed.is_watched:
             self._feed.publish(self._record(result, now, self._step_s))
         for item in result.rounds:
-            if item.token_ids:
-                self._give(item, now)
+            answer = self._answers.get(item.request_id)
+            if answer is None or not item.token_ids:  # its order failed in this very step
+                continue
+            try:
+                self._give(answer, item, now)
+            except Exception as error:  # its own text's; the step is whole, and the others go on
+                log.exception("an answer failed", extra={"order": answer.order.id})
+                self._end_faulty(answer, _sentence(error, answer.order))
 
-    def _give(self, item: RoundResult, now: float) -> None:
-        answer = self._answers[item.request_id]
+    def _give(self, answer: Answer, item: RoundResult, now: float) -> None:
         self.meter.piece(answer, item, now)
         is_urgent = answer.first_s is None or item.finish_reason is not None
         self._outbox.add(answer.order, answer.add(item, now), is_urgent=is_urgent)
@@ -184,21 +189,26 @@ class EngineLoop:
             params_of=lambda request_id: self._answers[request_id].request.params,
         )
 
-    def _end_faulty(self, answer: Answer, error: DSparkError) -> None:
+    def _end_faulty(self, answer: Answer, message: str) -> None:
         self.meter.num_failed_steps += 1
-        self._fail(answer.order, Failure(Cause.ENGINE, str(error)))
+        self._fail(answer.order, Failure(Cause.ENGINE, message))
 
     def _recover(self, error: Exception) -> None:
         """Every request of the cycle ends; pages come back, or a new cycle takes the old one's
         place."""
         self.meter.num_failed_steps += 1
-        message = f"A step of the engine failed ({type(error).__name__}); send the request again."
         orders = list(self._left)
+        log.exception(
+            "a step failed and ends all %d orders in it",
+            len(orders),
+            extra={"orders": [order.id for order in orders]},
+        )
         self._left.clear()
         ids = list(self._answers)
         self._answers.clear()
         for order in orders:
-            self._outbox.add(order, Failure(Cause.ENGINE, message), is_urgent=True)
+            failure = Failure(Cause.ENGINE, _sentence(error, order))
+            self._outbox.add(order, failure, is_urgent=True)
         try:
             for request_id in ids:
                 self._cycle.abort(request_id)
@@ -207,3 +217,8 @@ class EngineLoop:
             log.exception("the engine's state was damaged; it is built anew")
             self._llm.forget_cycles()
             self._cycle = self._llm.cycle(speculation=True)
+
+
+def _sentence(error: Exception, order: Order) -> str:
+    """For the client: the insides of an error of ours are for the log, where the id finds them."""
+    return f"The engine failed at {order.id} ({type(error).__name__}); send the request again."

@@ -15,11 +15,11 @@ from dspark.errors import InputError
 from dspark.llm import LLM
 from dspark.serving.protocol import ChatRequest, CompletionRequest, Message, ToolCall
 from dspark.serving.refusals import Refusal
+from dspark.serving.thoughts import END as END_OF_THOUGHT
+from dspark.serving.thoughts import Thought
 from dspark.serving.tools import grammar_of, instructions, rendered_call
 from dspark.serving.work import Order
 
-_END_OF_THOUGHT = "</think>"
-"""What ends the thoughts of the models whose templates have a thinking mode."""
 COMPLETION_TOKENS = 16
 """Tokens of a completion whose request names no limit; the API's own number."""
 
@@ -40,6 +40,7 @@ class OrderDesk:
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self._llm = llm
         self._limits = limits
+        self._has_thoughts = llm.tokenizer.template_says(END_OF_THOUGHT)
 
     def chat(self, body: ChatRequest, *, order_id: str, now_s: float) -> Order:
         """The order of a conversation. Raises `Refusal` or `InputError`."""
@@ -48,24 +49,25 @@ class OrderDesk:
             thinking = body.chat_template_kwargs.enable_thinking
         thinking = self._llm.thinking if thinking is None else thinking
         self._llm.tokenizer.check_thinking(thinking)
-        prompt_ids = self._prompt_ids(body, thinking)
+        prompt = self._prompt(body, thinking)
         return self._order(
             body,
-            [prompt_ids],
+            [self._llm.tokenizer.encode_rendered(prompt)],
             default=self._limits.chat_tokens,
             order_id=order_id,
             now_s=now_s,
             grammar=self._grammar(body, thinking),
+            thought=Thought.of(prompt, has_marks=self._has_thoughts),
         )
 
-    def _prompt_ids(self, body: ChatRequest, thinking: bool | None) -> list[int]:
+    def _prompt(self, body: ChatRequest, thinking: bool | None) -> str:
         tokenizer = self._llm.tokenizer
         knows_tools = tokenizer.knows_tools
         messages = [_message(message, knows_tools=knows_tools) for message in body.messages]
         tools = [tool.model_dump(exclude_none=True) for tool in body.usable_tools]
         if tools and not knows_tools:
             messages = _with_instructions(messages, instructions(tools))
-        return tokenizer.chat(
+        return tokenizer.render(
             messages, thinking=thinking, tools=tools if tools and knows_tools else None
         )
 
@@ -95,7 +97,7 @@ class OrderDesk:
             return grammar
         return LateGrammar(
             grammar=grammar,
-            marker=self._llm.tokenizer.encode_rendered(_END_OF_THOUGHT),
+            marker=self._llm.tokenizer.encode_rendered(END_OF_THOUGHT),
             end_ids=self._llm.target.spec.eos_ids,
         )
 
@@ -113,6 +115,7 @@ class OrderDesk:
         order_id: str,
         now_s: float,
         grammar: Grammar | None = None,
+        thought: Thought = Thought.NOWHERE,
     ) -> Order:
         requests: list[Request] = []
         for prompt_ids in prompts:
@@ -132,6 +135,7 @@ class OrderDesk:
             requests=requests,
             arrived_s=now_s,
             deadline_s=now_s + min(seconds) if seconds else None,
+            thought=thought,
         )
 
     def _params(

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_ANSWERS = 128
 """Answers that one request may ask for."""
-_OMIT: Any = None
+MOST_MESSAGES = 4096
+"""Messages of one conversation; no longer list is looked at to its end."""
 
 
 class _Strict(BaseModel):
@@ -203,7 +204,7 @@ class _Common(_Strict):
 class ChatRequest(_Common):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -5,13 +5,15 @@ Both read one `Stream` and notice at once when the client leaves. It knows no mo
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dspark.serving.bridge import Bridge
 from dspark.serving.gate import refuse
+from dspark.serving.pipe import Pipe, pipe_of
 from dspark.serving.refusals import Refusal
 from dspark.serving.stream import ClientGone, Stream
 from dspark.serving.wire import DONE, Writer
@@ -76,6 +78,8 @@ class Reply(Response):
             await refuse(Refusal.of_failure(items[0]), send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+        pipe = pipe_of(scope)
+        pour = None if pipe is None else partial(self._pour, pipe)
         while True:
             body = "".join(map(self._event, items)).encode()
             is_over = self._stream.is_over
@@ -89,7 +93,20 @@ class Reply(Response):
                 return
             if is_over:
                 return
-            items = await self._stream.get()
+            items = await self._stream.get(pour)
+
+    def _pour(self, pipe: Pipe, items: Sequence[Piece | Failure]) -> bool:
+        """Running pieces straight to the connection, past the layers that a message goes through;
+        false if the connection holds too much already."""
+        if pipe.is_full:
+            return False
+        try:
+            body = "".join(map(self._event, items)).encode()
+        except Exception:  # this client's own; its task will meet it
+            return False
+        if body:
+            pipe.write(body)
+        return True
 
     async def _send_part(self, send: Send, body: bytes, *, is_last: bool) -> bool:
         """Send a part; false if the client did not read and lost its answer meanwhile."""

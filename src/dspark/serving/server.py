@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from dspark.errors import InputError
+from dspark.serving.pipe import PipedProtocol
 
 log = logging.getLogger("dspark.server")
 
@@ -57,7 +58,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=PipedProtocol,
                 ws="none",
                 lifespan="on",
                 log_config=None,

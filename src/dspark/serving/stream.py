@@ -4,9 +4,12 @@ The engine's thread never waits for it: a buffer that is full ends its order.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dspark.serving.work import Cause, Failure, Order, Piece
+
+Pour = Callable[[Sequence[Piece | Failure]], bool]
+"""Sends pieces on at once; false if they have to wait for the client."""
 
 
 class ClientGone(Exception):
@@ -28,6 +31,7 @@ class Stream:
         self._num_left = len(order.requests)
         self._is_gone = False
         self._waiter: asyncio.Future[None] | None = None
+        self._pour: Pour | None = None
 
     @property
     def is_over(self) -> bool:
@@ -47,32 +51,47 @@ class Stream:
             self._num_left = 0
         elif item.finish_reason is not None:
             self._num_left -= 1
-        if not self._is_whole or self._num_left == 0:
+        if self._num_left == 0 or not (self._is_whole or self._pour):
             self._wake()
         if is_full and self.on_overflow is not None:
             self.on_overflow()
         return not is_full
+
+    def pass_on(self) -> None:
+        """Behind the last `put` of a step: what came goes the short way, if the reader named one.
+        The end does not: it wakes the reader, who has more to say."""
+        if self._pour is None or not self._items or self.is_over:
+            return
+        if self._pour(self._items):
+            self._items = []
+        else:
+            self._wake()
 
     def leave(self) -> None:
         """The client is gone: whoever waits in `get` learns of it."""
         self._is_gone = True
         self._wake()
 
-    async def get(self) -> list[Piece | Failure]:
-        """All that came since the last call, at least one item. Raises `ClientGone`."""
+    async def get(self, pour: Pour | None = None) -> list[Piece | Failure]:
+        """All that came since the last call, at least one item. Raises `ClientGone`.
+
+        With `pour` the reader sleeps on while that sends what comes.
+        """
         while not self._items or (self._is_whole and self._num_left and not self._is_gone):
             if self._is_gone:
                 raise ClientGone
             self._waiter = asyncio.get_running_loop().create_future()
+            self._pour = pour
             try:
                 await self._waiter
             finally:
-                self._waiter = None
+                self._waiter = self._pour = None
         if self._is_gone:
             raise ClientGone
         items, self._items = self._items, []
         return items
 
     def _wake(self) -> None:
+        self._pour = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

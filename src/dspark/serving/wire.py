@@ -11,6 +11,7 @@ from json import dumps
 from typing import Any
 
 from dspark.core import FinishReason, TokenLogprobs
+from dspark.serving.thoughts import Thought, ThoughtReader
 from dspark.serving.tools import Call, CallReader, new_id
 from dspark.serving.work import Counts, Order, Piece
 from dspark.text.tokenizer import Tokenizer
@@ -55,6 +56,8 @@ class Writer:
             f'data: {{"id":{dumps(order.id)},"object":"{kind}","created":{created},'
             f'"model":{dumps(model)},"choices":[{{"index":'
         )
+        self._thoughts: dict[int, ThoughtReader] = {}
+        self._num_thought = 0
         self._readers: dict[int, CallReader] = {}
         self._offsets: dict[int, int] = {}
         # answers to one prompt share its list of ids
@@ -70,34 +73,52 @@ class Writer:
         is_first = index not in self._counts
         self._counts[index] = piece.counts
         reason = piece.finish_reason
+        thought, said = self._parted(piece) if wishes.is_chat else ("", piece.text)
         is_news = piece.text or reason or (is_first and wishes.is_chat)
         if not (is_news or wishes.has_logprobs or wishes.has_token_ids):
             return ""
         ending = "null" if reason is None else _REASONS[reason]
         logprobs = "null" if not wishes.has_logprobs else dumps(self._logprobs(piece))
         extra = f',"token_ids":{dumps(list(piece.token_ids))}' if wishes.has_token_ids else ""
+        if wishes.is_chat:
+            role = '"role":"assistant",' if is_first else ""
+            body = f'"content":{dumps(said)}'
+            if wishes.has_tools:
+                body, ending = self._with_calls(piece, said, ending)
+            if thought:
+                body = f'"reasoning_content":{dumps(thought)},{body}'
+            text = f'"delta":{{{role}{body}}}'
+        else:
+            text = f'"text":{dumps(piece.text)}'
         if wishes.has_running_usage:
             tail = f'}}],"usage":{dumps(self.usage())}}}\n\n'
         else:
             tail = '}],"usage":null}\n\n' if wishes.has_usage else "}]}\n\n"
-        if wishes.is_chat:
-            role = '"role":"assistant",' if is_first else ""
-            body = f'"content":{dumps(piece.text)}'
-            if wishes.has_tools:
-                body, ending = self._with_calls(piece, ending)
-            text = f'"delta":{{{role}{body}}}'
-        else:
-            text = f'"text":{dumps(piece.text)}'
         return (
             f'{self._head}{index},{text},"logprobs":{logprobs},"finish_reason":{ending}'
             f"{extra}{tail}"
         )
 
-    def _with_calls(self, piece: Piece, ending: str) -> tuple[str, str]:
+    def _parted(self, piece: Piece) -> tuple[str, str]:
+        """What a piece of a chat adds to the thought, and to what is said."""
+        start = self._order.thought
+        if start is Thought.NOWHERE:
+            return "", piece.text
+        reader = self._thoughts.setdefault(piece.answer, ThoughtReader(start))
+        was_inside = reader.is_inside
+        thought, said = reader.push(piece.text)
+        if was_inside or reader.is_inside or thought:
+            self._num_thought += len(piece.token_ids)
+        if piece.finish_reason is not None:
+            rest = reader.flush()
+            thought, said = thought + rest[0], said + rest[1]
+        return thought, said
+
+    def _with_calls(self, piece: Piece, said: str, ending: str) -> tuple[str, str]:
         """Fields of the delta, and the finish reason, of an answer that may hold calls."""
         reader = self._readers.setdefault(piece.answer, CallReader())
         first = reader.num_calls
-        text, calls = reader.push(piece.text)
+        text, calls = reader.push(said)
         if piece.finish_reason is not None:
             text += reader.flush()
             ending = '"tool_calls"' if reader.num_calls and ending == '"stop"' else ending
@@ -143,7 +164,7 @@ class Writer:
             "completion_tokens_details": {
                 "accepted_prediction_tokens": total.num_accepted,
                 "rejected_prediction_tokens": total.num_verified - total.num_accepted,
-                "reasoning_tokens": 0,
+                "reasoning_tokens": self._num_thought,
             },
             "speculation": {
                 "drafted_tokens": total.num_offered,
@@ -156,15 +177,18 @@ class Writer:
     def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         reason = pieces[-1].finish_reason
         assert reason is not None
-        text = "".join(piece.text for piece in pieces)
         choice: dict[str, Any] = {"index": index}
         ending = json.loads(_REASONS[reason])
         if self._wishes.is_chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            thoughts, said = zip(*map(self._parted, pieces), strict=True)
+            message = {"role": "assistant", "content": "".join(said), "refusal": None}
+            if any(thoughts):
+                message["reasoning_content"] = "".join(thoughts)
+            choice["message"] = message
             if self._wishes.has_tools:
                 ending = _move_calls(choice["message"], ending)
         else:
-            choice["text"] = text
+            choice["text"] = "".join(piece.text for piece in pieces)
         choice["logprobs"] = self._joined_logprobs(pieces) if self._wishes.has_logprobs else None
         choice["finish_reason"] = ending
         if self._wishes.has_token_ids:

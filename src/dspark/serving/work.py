@@ -10,6 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from dspark.core import FinishReason, Request, TokenLogprobs
+from dspark.serving.thoughts import Thought
 
 
 @dataclass(slots=True)
@@ -73,3 +74,5 @@ class Order:
     """When it came, by the clock of the engine's thread."""
     deadline_s: float | None = None
     """When it fails if it is not over, by the same clock; `None`: never."""
+    thought: Thought = Thought.NOWHERE
+    """Where its answers may hold one."""

@@ -125,8 +125,12 @@ class Tokenizer:
     @property
     def knows_tools(self) -> bool:
         """Whether the chat template writes a list of tools."""
+        return self.template_says("tools")
+
+    def template_says(self, word: str) -> bool:
+        """Whether the chat template holds this word."""
         template = self._tokenizer.chat_template or ""
-        return "tools" in (template if isinstance(template, str) else json.dumps(template))
+        return word in (template if isinstance(template, str) else json.dumps(template))
 
     def chat(
         self,

@@ -65,6 +65,7 @@ def test_a_lossless_server_passes(states_raw: bool) -> None:
     assert report.lossless, failed(report)
     assert report.untested == []
     assert report.num_drafted
+    assert report.num_sampled_drafted
     assert len(report.tests) == 3 + 7  # two profiles at T=0, three at T=1 of which two are stated
 
 
@@ -207,3 +208,13 @@ def test_what_cannot_be_audited_says_so() -> None:
         AuditConfig(samples=3)
     with pytest.raises(InputError, match="take at least 700"):
         AuditConfig(permutations=100)
+
+
+def test_sampled_answers_without_drafts_are_said_to_prove_little() -> None:
+    """As of a policy that adapts, in a crowd of short answers."""
+    report = audited(ToyServer(), replace(CONFIG, samples=60))
+    console = Console(file=io.StringIO(), width=200)
+    print_audit(console, replace(report, num_sampled_drafted=0))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "tokens for the greedy answers" in text
+    assert "NOTHING for the sampled answers" in text

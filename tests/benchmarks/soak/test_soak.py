@@ -1,6 +1,8 @@
 """A soak of a real toy server, and of servers with planted faults, which it must find."""
 
 from dataclasses import replace
+from http.client import HTTPConnection
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from dspark.benchmarks.client_prompts import chats_of
 from dspark.benchmarks.http_api import HttpApi
 from dspark.benchmarks.soak.config import SoakConfig
 from dspark.benchmarks.soak.soak import SoakReport, soak, with_sizes
-from dspark.benchmarks.soak.visits import Kind
+from dspark.benchmarks.soak.visits import Kind, Task, Verdict, Visitor
 from dspark.errors import InputError
 from dspark.llm import LLM
 from dspark.serving import wire
@@ -79,6 +81,23 @@ def test_work_that_nobody_ends_is_left(llm: LLM, monkeypatch: pytest.MonkeyPatch
         report = soaked(url, replace(CONFIG, settle_seconds=0.1))
     assert any(report.left.values())
     assert not report.passed
+
+
+@pytest.mark.parametrize("kind", [Kind.ABSENT, Kind.BROKEN, Kind.READER])
+def test_a_connection_that_breaks_is_a_visit_lost(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the request is on its way: the visitor comes again and does not die of it."""
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError(32, "planted")
+
+    monkeypatch.setattr(HTTPConnection, "request", broken)
+    visitor = Visitor(HttpApi(url="http://127.0.0.1:1/v1"), model="toy", max_tokens=3)
+    (chat,) = chats_of(None, limit=1)
+    outcome = visitor.visit(kind, Task(chat=chat, text=""), Random(0))
+    assert outcome.verdict is Verdict.LOST
+    assert "planted" in outcome.why
 
 
 def test_prompts_of_all_sizes_are_among_them() -> None:

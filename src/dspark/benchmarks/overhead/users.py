@@ -8,38 +8,47 @@ Run as a script with the server's port: standard library alone, one line of JSON
     {"first_s": [0.01, ...], "tokens": 12}           at the end
 
 Each user asks as soon as it has its answer; the next user comes when the one before has its first
-token. It does as little as a client can: it reads bytes, and the usage of the last chunk.
+token. It does as little as a client can, for it takes its processor time from the server's engine:
+one thread waits for all sockets, keeps what they give, and looks at it when the answer has ended.
 """
 
-import asyncio
 import json
+import selectors
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-_TAIL = 1500
-"""Bytes at the end of a stream that hold the chunk with the usage."""
 
+class Answer:
+    """One streamed answer on a connection of its own."""
 
-async def ask(port: int, body: bytes, on_first: Callable[[], None]) -> tuple[float, int]:
-    """One streamed answer on a connection of its own: seconds to its first chunk, and tokens."""
-    started = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    )
-    first_s, tail = 0.0, b""
-    while data := await reader.read(1 << 16):
-        tail = (tail + data)[-_TAIL:]
-        if not first_s and b"data: " in data:
-            first_s = time.perf_counter() - started
-            on_first()
-    writer.close()
-    if b"data: [DONE]" not in tail:
-        raise RuntimeError(tail.decode(errors="replace")[-500:])
-    return first_s, int(tail.rpartition(b'"completion_tokens": ')[2].partition(b",")[0])
+    def __init__(self, port: int, body: bytes) -> None:
+        self.started = time.perf_counter()
+        self.first_s = 0.0
+        self._parts: list[bytes] = []
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+
+    def read(self) -> bool:
+        """Take what is there; false if it was the end."""
+        data = self.socket.recv(1 << 16)
+        self._parts.append(data)
+        if not self.first_s and b"data: " in data:
+            self.first_s = time.perf_counter() - self.started
+        return bool(data)
+
+    def num_tokens(self) -> int:
+        """Tokens of the whole answer; raises what the server said instead of one."""
+        self.socket.close()
+        text = b"".join(self._parts)
+        if not self.first_s or b"data: [DONE]" not in text:
+            raise RuntimeError(text.decode(errors="replace")[-500:])
+        return int(text.rpartition(b'"completion_tokens": ')[2].partition(b",")[0])
 
 
 def say(**message: Any) -> None:
@@ -47,33 +56,44 @@ def say(**message: Any) -> None:
     print(json.dumps(message), flush=True)
 
 
-async def load(port: int, num_users: int, bodies: Sequence[bytes]) -> Mapping[str, Any]:
+def load(port: int, num_users: int, bodies: Sequence[bytes]) -> Mapping[str, Any]:
     """All bodies by so many users; there are at least as many bodies."""
     coming: Iterator[bytes] = iter(bodies)
-    found: list[tuple[float, int]] = []
-    seats = [asyncio.Event() for _ in range(num_users + 1)]
-    seats[0].set()
+    first_s: list[float] = []
+    num_tokens = num_here = 0
     is_over = False
+    sockets = selectors.DefaultSelector()
 
-    def begin(number: int) -> None:
-        if number + 1 == num_users and not seats[-1].is_set():
-            say(now="full")
-        seats[number + 1].set()
+    def ask() -> bool:
+        body = next(coming, None)
+        if body is None:
+            return False
+        answer = Answer(port, body)
+        sockets.register(answer.socket, selectors.EVENT_READ, answer)
+        return True
 
-    async def user(number: int) -> None:
-        nonlocal is_over
-        await seats[number].wait()
-        for body in coming:
-            found.append(await ask(port, body, lambda: begin(number)))
-        if not is_over:
-            is_over = True
-            say(now="over")
-
-    await asyncio.gather(*map(user, range(num_users)))
-    return {
-        "first_s": [first_s for first_s, _ in found],
-        "tokens": sum(tokens for _, tokens in found),
-    }
+    num_here += ask()
+    while sockets.get_map():
+        for key, _ in sockets.select():
+            answer: Answer = key.data
+            had_first = answer.first_s > 0.0
+            goes_on = answer.read()
+            if answer.first_s and not had_first and num_here <= num_users:
+                if num_here == num_users:
+                    say(now="full")
+                    num_here += 1
+                else:
+                    num_here += ask()
+            if goes_on:
+                continue
+            sockets.unregister(answer.socket)
+            num_tokens += answer.num_tokens()
+            first_s.append(answer.first_s)
+            if not ask() and not is_over:
+                is_over = True
+                say(now="over")
+    sockets.close()
+    return {"first_s": first_s, "tokens": num_tokens}
 
 
 def main() -> None:
@@ -83,7 +103,7 @@ def main() -> None:
         task = json.loads(line)
         bodies = [json.dumps(body).encode() for body in task["bodies"]]
         try:
-            say(**asyncio.run(load(port, task["users"], bodies)))
+            say(**load(port, task["users"], bodies))
         except (OSError, RuntimeError, ValueError) as error:
             say(error=str(error))
 

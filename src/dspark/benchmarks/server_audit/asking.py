@@ -1,7 +1,7 @@
 """Chat answers with log-probabilities from one side of an audit. It judges nothing."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,6 +35,12 @@ class Answer:
     """Whether the model ended it, not the limit of tokens."""
     num_drafted: int | None
     """Tokens that were drafted for it; `None` where the server does not tell."""
+
+
+def drafted_for(answers: Iterable[Answer]) -> int | None:
+    """Tokens that were drafted for all of them; `None` where the server does not tell."""
+    told = [answer.num_drafted for answer in answers if answer.num_drafted is not None]
+    return sum(told) if told else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,17 @@
 """One audit: finds out what can be compared, asks, and judges all tests together."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from dspark.algorithms.token_tests import holm
-from dspark.benchmarks.server_audit.asking import Chat, OnAnswer, Side, is_refused
+from dspark.benchmarks.server_audit.asking import (
+    Answer,
+    Chat,
+    OnAnswer,
+    Side,
+    drafted_for,
+    is_refused,
+)
 from dspark.benchmarks.server_audit.config import (
     GREEDY_PROFILES,
     OFF,
@@ -77,6 +85,7 @@ def audit(
             greedy_tests(profile, side=side, reference=reference, chats=chats, config=config)
         )
     sampled: list[SampledFinding] = []
+    answers: list[Answer] = []
     for profile in (p for p in SAMPLED_PROFILES if allowed[p.name] is None):
         if config.temperature == 0.0 or (reference is None and not is_stated(profile, config)):
             continue
@@ -90,6 +99,7 @@ def audit(
             on_answer=_progress(say, name),
         )
         sampled += sampled_tests(samples, config=config)
+        answers += chain.from_iterable(samples.answers)
     if config.temperature not in (0.0, 1.0):
         untested.append(
             Untested(
@@ -108,6 +118,7 @@ def audit(
         tests=[*(o for found in greedy for o in found.outcomes), *_judged(sampled, config)],
         untested=untested,
         divergences=[d for found in greedy for d in found.divergences],
+        num_sampled_drafted=drafted_for(answers),
         num_drafted=sum(drafted) if drafted else None,
     )
 

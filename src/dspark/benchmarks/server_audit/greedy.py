@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import median
 
-from dspark.benchmarks.server_audit.asking import Answer, Chat, Question, Side, ask_all
+from dspark.benchmarks.server_audit.asking import (
+    Answer,
+    Chat,
+    Question,
+    Side,
+    ask_all,
+    drafted_for,
+)
 from dspark.benchmarks.server_audit.config import AuditConfig, Profile
 from dspark.benchmarks.server_audit.outcome import Divergence, Outcome
 
@@ -70,12 +77,11 @@ def greedy_tests(
         )
     if profile.is_stated:
         outcomes.append(_likeliest(profile, answers, noise))
-    drafted = [answer.num_drafted for answer in answers if answer.num_drafted is not None]
     return GreedyFindings(
         outcomes=outcomes,
         divergences=divergences,
         noise=noise,
-        num_drafted=sum(drafted) if drafted else None,
+        num_drafted=drafted_for(answers),
     )
 
 

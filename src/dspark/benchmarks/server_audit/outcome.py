@@ -57,6 +57,8 @@ class AuditReport:
     tests: Sequence[Outcome]
     untested: Sequence[Untested]
     divergences: Sequence[Divergence]
+    num_sampled_drafted: int | None
+    """Drafted tokens of the sampled answers; `None` where there are none, or it is not told."""
     num_drafted: int | None
     """Drafted tokens of the greedy answers; `None` where the server does not tell."""
 

@@ -54,11 +54,16 @@ def verdict(report: AuditReport) -> str:
 
 
 def _drafts(report: AuditReport) -> str:
-    if report.num_drafted is None:
+    if report.num_drafted is None and report.num_sampled_drafted is None:
         return "the server does not tell how many tokens it drafted"
-    if not report.has_drafts:
-        return "it drafted NOTHING in the greedy answers, so they prove nothing"
-    return f"it drafted {report.num_drafted} tokens for the greedy answers"
+    told = {"greedy": report.num_drafted, "sampled": report.num_sampled_drafted}
+    return ", ".join(
+        f"it drafted {number} tokens for the {kind} answers"
+        if number
+        else f"it drafted NOTHING for the {kind} answers, so they prove nothing"
+        for kind, number in told.items()
+        if number is not None
+    )
 
 
 def _sentence(found: Divergence) -> str:

@@ -88,9 +88,12 @@ class Visitor:
         }
 
     def visit(self, kind: Kind, task: Task, rng: random.Random) -> Outcome:
-        """What came of it; a fault of the server is an outcome."""
+        """What came of it; a fault of the server is an outcome, and so is a connection that it does
+        not take or breaks."""
         try:
             return self._visits[kind](task, rng)
+        except (OSError, http.client.HTTPException) as error:
+            return Outcome(kind=kind, verdict=Verdict.LOST, why=repr(error))
         except ServerFault as fault:
             is_busy = fault.name in _BUSY
             return Outcome(
@@ -148,13 +151,10 @@ class Visitor:
         return self._refused(Kind.ENDLESS, json.dumps(self.body(chat)).encode())
 
     def _refused(self, kind: Kind, content: bytes) -> Outcome:
-        try:
-            with closing(self._api.connection()) as connection:
-                self._api.send(connection, "POST", _PATH, content)
-                response = connection.getresponse()
-                said = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            return Outcome(kind=kind, verdict=Verdict.LOST, why=repr(error))
+        with closing(self._api.connection()) as connection:
+            self._api.send(connection, "POST", _PATH, content)
+            response = connection.getresponse()
+            said = response.read()
         is_right = 400 <= response.status < 500 and b'"message"' in said
         why = "" if is_right else f"HTTP {response.status} {said[:100]!r}"
         return Outcome(kind=kind, verdict=Verdict.RIGHT if is_right else Verdict.WRONG, why=why)

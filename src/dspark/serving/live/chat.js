@@ -3,7 +3,7 @@
 export class Chat {
   #messages = [];
   #abort = null;
-  #current = null; // the answer that streams: id, text, element
+  #current = null; // the answer that streams: id, text, what of it is said, element
 
   constructor(history) {
     this.history = history;
@@ -55,7 +55,7 @@ export class Chat {
     this.#show("user", question);
     this.#messages.push({ role: "user", content: question });
     const element = this.#show("answer", "");
-    this.#current = { id: null, text: "", element };
+    this.#current = { id: null, text: "", said: "", element };
     this.#abort = new AbortController();
     this.stopButton.disabled = false;
     this.sendButton.disabled = true;
@@ -66,14 +66,16 @@ export class Chat {
         usage = chunk.usage ?? usage;
         this.#current.id ??= `${chunk.id}-0`;
         this.ids.add(this.#current.id);
-        this.#current.text += chunk.choices[0]?.delta?.content ?? "";
+        const delta = chunk.choices[0]?.delta ?? {};
+        this.#current.said += delta.content ?? "";
+        this.#current.text += (delta.reasoning_content ?? "") + (delta.content ?? "");
       }
     } catch (error) {
       if (error.name !== "AbortError") this.#show("fault", error.message);
     }
     this.#current.shown = null;
     this.colour();
-    this.#messages.push({ role: "assistant", content: this.#current.text });
+    this.#messages.push({ role: "assistant", content: this.#current.said });
     this.#show("count", figures(usage, (performance.now() - started) / 1e3));
     document.getElementById("said").textContent = this.#current.text;
     this.#current = null;
@@ -95,7 +97,8 @@ export class Chat {
     if (!document.getElementById("drafts").checked) body.speculation = { max_draft: 0 };
     const answer = await fetch("v1/chat/completions", {
       method: "POST",
-      headers: { "Content-Type": "application/json" },
+      // behind replicas: to the one whose feed this page shows
+      headers: { "Content-Type": "application/json", "X-Dspark-Watched": "1" },
       body: JSON.stringify(body),
       signal: this.#abort.signal,
     });

@@ -28,7 +28,7 @@ function follow() {
       at("model").textContent = `${event.model}, ${drafter}, policy ${event.policy}`;
       at("model").classList.remove("lost");
       load();
-    } else {
+    } else if (event.type === "step") {
       history.add(event);
       isChanged = true;
     }
