@@ -24,6 +24,10 @@ KINDS = (
     SamplingParams(temperature=1.3, coupling=Coupling.SHARED_NOISE),
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.6, coupling=Coupling.MAXIMAL, seed=5),
+    SamplingParams(temperature=0.8, top_p=0.7, seed=6),
+    SamplingParams(temperature=1.2, top_k=3, min_p=0.05, coupling=Coupling.SHARED_NOISE),
+    SamplingParams(temperature=0.9, top_k=40, top_p=0.8),
+    SamplingParams(temperature=0.0, top_k=2, top_p=0.5),
 )
 
 
@@ -36,8 +40,9 @@ def table_of(params: Sequence[SamplingParams], *, seed: int) -> RoundTable:
             [20 + 3 * i for i in each],
             list(each),
             [0] * len(params),
+            [p.top_k or 0 for p in params],
         ],
-        [p.temperature for p in params],
+        [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]],
         device=torch.device("cpu"),
     )
 

@@ -23,6 +23,8 @@ KINDS = (
     SamplingParams(temperature=1.0, seed=4),
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.6, coupling=Coupling.MAXIMAL, seed=5),
+    SamplingParams(temperature=0.9, top_p=0.6, seed=6),
+    SamplingParams(temperature=1.1, top_k=9, top_p=0.9, min_p=0.02),
 )
 
 
@@ -284,8 +286,8 @@ def test_a_place_in_no_page_and_a_position_beyond_the_tables_are_refused(
 
 def test_scores_that_are_not_finite_are_left_to_the_modules(instructions: str) -> None:
     proposer = draft_pass(packed_drafter(seed=1, vocab_size=40))
-    requests = live_requests(KINDS, vocab_size=40)
-    hidden_RKD = torch.zeros((len(KINDS), 4, 32))
+    requests = live_requests(KINDS[:5], vocab_size=40)
+    hidden_RKD = torch.zeros((len(requests), 4, 32))
     hidden_RKD[2, 3, 5] = torch.nan
     rounds = round_table(requests, device=proposer.device)
     assert proposer._walk_at_once(requests, hidden_RKD, rounds) is None

@@ -199,12 +199,12 @@ def test_a_block_does_not_depend_on_batch_mates(
 def test_round_after_round_keeps_its_memory_clean(instructions: str) -> None:
     """Numbers of requests and of waiting tokens go up and down."""
     drafter = packed_drafter(seed=3, vocab_size=700, dtype=torch.bfloat16, quantization="int8")
-    lengths = [4, 9, 14, 19, 24]
+    lengths = [4 + 5 * r for r in range(len(KINDS))]
     at_once, parts = (Served(drafter, KINDS, lengths) for _ in range(2))
     by_parts(parts)
     generators = [torch.Generator().manual_seed(5) for _ in range(2)]
     with torch.inference_mode():
-        for step, picked in enumerate([[0, 1, 2, 3, 4], [2], [4, 0], [1], [3, 2, 1, 0], [2]]):
+        for step, picked in enumerate([[0, 1, 2, 3, 4], [2], [4, 0], [5, 1], [6, 3, 2, 1, 0], [2]]):
             blocks = []
             for served, generator in zip((at_once, parts), generators, strict=True):
                 served.feed([(r, lengths[r] - 2, 1 + (step + r) % 4) for r in picked], generator)
@@ -216,14 +216,14 @@ def test_round_after_round_keeps_its_memory_clean(instructions: str) -> None:
 def test_many_waiting_tokens_enter_with_the_next_block(instructions: str) -> None:
     """As many as a long prompt leaves behind, more than any tile or scratch holds."""
     drafter = packed_drafter(seed=3, vocab_size=700, dtype=torch.bfloat16)
-    lengths = [NUM_POSITIONS - 8] * 5
+    lengths = [NUM_POSITIONS - 8] * len(KINDS)
     at_once, parts = (Served(drafter, KINDS, lengths) for _ in range(2))
     by_parts(parts)
     blocks = []
     with torch.inference_mode():
         for served in (at_once, parts):
             generator = torch.Generator().manual_seed(6)
-            served.feed([(r, 0, NUM_POSITIONS - 9) for r in range(5)], generator)
+            served.feed([(r, 0, NUM_POSITIONS - 9) for r in range(len(KINDS))], generator)
             assert served.proposer._pending
             blocks.append(served.propose())
     assert_same_block(blocks[0], blocks[1], [live.params for live in at_once.requests])
@@ -308,13 +308,13 @@ def test_stop_tokens_that_come_too_early_are_impossible(
     )
     stops = tuple(range(0, 700, 3))
     kinds = [replace(kind, min_tokens=2, stop_token_ids=stops) for kind in KINDS] + [KINDS[0]]
-    at_once, parts = (Served(drafter, kinds, range(3, 9)) for _ in range(2))
+    at_once, parts = (Served(drafter, kinds, range(3, 3 + len(kinds))) for _ in range(2))
     for served in (at_once, parts):  # the parts draw by modules: none of them is plain
-        assert [live.is_plain for live in served.requests] == [False] * 5 + [True]
+        assert [live.is_plain for live in served.requests] == [False] * len(KINDS) + [True]
     with torch.inference_mode():
         block = at_once.propose()
-        assert not (block.tokens_RK[:5, :2] % 3 == 0).any()
-        assert (block.tokens_RK[:5, 2:] % 3 == 0).any()
+        assert not (block.tokens_RK[: len(KINDS), :2] % 3 == 0).any()
+        assert (block.tokens_RK[: len(KINDS), 2:] % 3 == 0).any()
         assert_same_block(block, by_parts(parts).propose(), kinds)
 
 

@@ -1,11 +1,21 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dspark.algorithms import filters as reference
 from dspark.algorithms import sampling
-from dspark.kernels.selection import best, draw_categorical, gumbel_argmax, softmax
+from dspark.algorithms.filters import Filter
+from dspark.kernels.selection import (
+    best,
+    draw_categorical,
+    filter_rows_,
+    gumbel_argmax,
+    softmax,
+)
 
 
 def random(*shape: int, seed: int) -> Tensor:
@@ -140,3 +150,97 @@ def test_operators_keep_pytorchs_rules(instructions: str) -> None:
     torch.library.opcheck(torch.ops.dspark.gumbel_argmax.default, (scores, zeros, zeros, None))
     ids = torch.arange(9)
     torch.library.opcheck(torch.ops.dspark.gumbel_argmax.default, (scores, zeros, zeros, ids))
+
+
+def kept_by_definition(scores_V: Tensor, tokens: Filter) -> tuple[set[int], set[int]]:
+    """What is kept whatever top-p's roundings are, and what may be."""
+    ranking = sorted(range(len(scores_V)), key=lambda i: (-float(scores_V[i]), i))[: tokens.top_k]
+    masses = scores_V.double().exp()
+    total, before = float(masses[ranking].sum()), 0.0
+    surely, perhaps = set(), set()
+    least = -torch.inf if tokens.min_p == 0.0 else math.log(tokens.min_p)
+    for index in ranking:
+        if tokens.top_p < 1.0 and before > (tokens.top_p + 1e-6) * total:
+            break
+        if scores_V[index] >= torch.tensor(least, dtype=torch.float32):
+            perhaps.add(index)
+            if tokens.top_p == 1.0 or before < (tokens.top_p - 1e-6) * total:
+                surely.add(index)
+        before += float(masses[index])
+    return surely, perhaps
+
+
+filters = st.builds(
+    Filter,
+    top_k=st.one_of(st.none(), st.sampled_from([1, 7, 64, 200, 900, 9000])),
+    top_p=st.one_of(st.just(1.0), st.floats(0.01, 0.999)),
+    min_p=st.sampled_from([0.0, 0.01, 0.4]),
+)
+
+
+@given(
+    rows=st.lists(filters, min_size=1, max_size=4),
+    width=st.sampled_from([1, 5, 63, 65, 700, 4100, 5003]),
+    scale=st.sampled_from([0.0, 0.3, 2.0, 8.0]),
+    step=st.sampled_from([0.0, 0.25]),
+    num_threads=st.sampled_from([1, 2]),
+    seed=st.integers(0, 9999),
+)
+def test_filters_keep_what_their_definition_keeps(
+    instructions: str,
+    rows: list[Filter],
+    width: int,
+    scale: float,
+    step: float,
+    num_threads: int,
+    seed: int,
+) -> None:
+    """UC-034. With a step, many scores are equal; they go by lowest column."""
+    scores = scale * random(len(rows), width, seed=seed)
+    if step:
+        scores = (scores / step).round() * step
+    scores[:, 1::7] = -torch.inf
+    scores -= scores.amax(1, keepdim=True)
+    found, before = scores.clone(), torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        filter_rows_(found, rows)
+    finally:
+        torch.set_num_threads(before)
+    for row, tokens in enumerate(rows):
+        kept = set((found[row] > -torch.inf).nonzero()[:, 0].tolist())
+        surely, perhaps = kept_by_definition(scores[row], tokens)
+        possible = set((scores[row] > -torch.inf).nonzero()[:, 0].tolist())
+        assert surely & possible <= kept <= perhaps
+        assert torch.equal(found[row][list(kept)], scores[row][list(kept)])
+
+
+@pytest.mark.parametrize("width", [50, 4096, 6000])
+def test_a_top_p_that_equal_scores_meet_exactly_goes_by_the_sort(
+    instructions: str, width: int
+) -> None:
+    """Half of the tokens hold just half of the mass, and roundings must not keep one more."""
+    scores = torch.zeros((1, width))
+    filter_rows_(scores, [Filter(top_p=0.5)])
+    assert (scores[0] == 0.0).nonzero()[:, 0].tolist() == list(range(width // 2))
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
+def test_long_rows_are_filtered_as_the_reference_does(
+    instructions: str, temperature: float
+) -> None:
+    """Rows like a language model's; no top-p here has a token on its very edge."""
+    scores = 4.0 * random(6, 49_152, seed=3) / temperature
+    scores -= scores.amax(1, keepdim=True)
+    rows = [
+        Filter(top_p=0.9),
+        Filter(top_p=0.5, min_p=0.001),
+        Filter(top_k=50),
+        Filter(top_k=20, top_p=0.95),
+        Filter(top_k=2000, top_p=0.6),
+        Filter(),
+    ]
+    expected = scores.clone()
+    reference.filter_rows_(expected, rows)
+    filter_rows_(scores, rows)
+    assert torch.equal(scores, expected)

@@ -367,6 +367,7 @@ KINDS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8, seed=3),
     SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.8, seed=4),
 )
 
 
@@ -395,8 +396,9 @@ class Decoding:
                 [context + 1 for context, _ in requests],
                 [r % 2 for r in range(len(kinds))],
                 self.ids[self.starts].tolist(),
+                [p.top_k or 0 for p in kinds],
             ],
-            [p.temperature for p in kinds],
+            [[p.temperature for p in kinds], [p.top_p for p in kinds], [p.min_p for p in kinds]],
             device=torch.device("cpu"),
         )
         num_slots = max(self.lengths)
@@ -528,7 +530,7 @@ def test_a_row_that_is_not_finite_comes_back_with_its_logits(instructions: str) 
 
 def test_runs_and_counters_must_fit_each_other(instructions: str) -> None:
     decoding = Decoding(Toy(plain_model(), plain_case(requests=[(3, 1), (40, 2)])), [KINDS[0]] * 2)
-    decoding.rounds.temperatures = [0.0]
+    decoding.rounds.options = [[0.0], [1.0], [0.0]]
     with pytest.raises(RuntimeError, match="for each of 1 requests"):
         decoding.at_once(decoding.toy.copies(), has_states=False)
 

@@ -13,7 +13,9 @@ Letters: F filtered rows, C leading tokens, V vocabulary.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -40,6 +42,16 @@ class Filter:
     def keeps_all(self) -> bool:
         """Whether no token can be dropped."""
         return self.top_k is None and self.top_p == 1.0 and self.min_p == 0.0
+
+
+def filter_rows_(scores_FV: Tensor, filters: Sequence[Filter]) -> None:
+    """`filter_scores_` of each row by a filter of its own, neighbours of one filter together."""
+    start = 0
+    for tokens, group in groupby(filters):
+        end = start + len(list(group))
+        if not tokens.keeps_all:
+            filter_scores_(scores_FV[start:end], tokens)
+        start = end
 
 
 def filter_scores_(scores_FV: Tensor, tokens: Filter) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dspark.algorithms.draft_vocabulary import DraftVocabulary
-from dspark.algorithms.filters import Filter, filter_scores_, keep_leading
+from dspark.algorithms.filters import Filter, filter_rows_, keep_leading
 from dspark.algorithms.logit_state import LogitState
 from dspark.algorithms.noise import Stream, gumbel, row_keys
 from dspark.algorithms.row_chunks import row_chunks
@@ -120,8 +120,9 @@ def process_logits(
     # so that small temperatures do not magnify a rounding.
     scores_NV -= max_N[:, None]
     _divide_by_temperature_(scores_NV, rows)
-    for start, group in _runs(rows, lambda row: _filter_of(row.params)):
-        filter_scores_(scores_NV[start : start + len(group)], _filter_of(group[0].params))
+    filters = [_filter_of(row.params) for row in rows]
+    if not all(tokens.keeps_all for tokens in filters):
+        operators.filter_rows_(scores_NV, filters)
     return TokenScores(
         scores_NV=scores_NV,
         best_N=best_N,
@@ -216,6 +217,7 @@ class RowOperators:
     softmax: Callable[[Tensor], Tensor] = softmax
     draw_categorical: Callable[[Tensor, Tensor], Tensor] = draw_categorical
     draw_shared: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = draw_shared
+    filter_rows_: Callable[[Tensor, Sequence[Filter]], None] = filter_rows_
 
 
 def token_logprobs(

@@ -1,7 +1,7 @@
 """What a step's logits say of each request: which drafted tokens are committed, and what follows.
 
-One operator judges the requests whose logits nothing but a temperature touches; the functions of
-`algorithms` judge all others, a row at a time. It commits nothing.
+One operator judges the requests whose logits nothing but a temperature and filters touch; the
+functions of `algorithms` judge all others, a row at a time. It commits nothing.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,6 @@ from typing import Protocol
 
 import torch
 
-from dspark.algorithms.filters import Filter
 from dspark.algorithms.logit_state import LogitState
 from dspark.core import FinishReason, Origin, Request
 from dspark.kernels.rounds import DrawKind, RoundTable
@@ -76,7 +75,6 @@ class LiveRequest:
             device=device,
         )
         self.kind = int(DrawKind.of(params))
-        self._has_filters = self.kind != DrawKind.GREEDY and not Filter.of(params).keeps_all
         self._max_positions = max_positions
         self._stop_ids = set(params.stop_token_ids)
         if not params.ignore_eos:
@@ -125,14 +123,15 @@ class LiveRequest:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but the temperature changes its logits: operators then draw for it."""
-        return not self._has_filters and not self.logit_state.shapes_logits
+        """Whether nothing but temperature and filters change its logits: operators then draw for
+        it."""
+        return not self.logit_state.shapes_logits
 
     @property
     def is_nearly_plain(self) -> bool:
         """The same but for stop tokens that come too early: whoever forbids `early_stops` may use
         operators."""
-        return not self._has_filters and not self.logit_state.has_rules
+        return not self.logit_state.has_rules
 
     def early_stops(self, num_rows: int) -> list[tuple[int, int]]:
         """Row and target id of what is impossible in the next rows: no token of the answer, one
@@ -187,8 +186,13 @@ def round_table(requests: Sequence[LiveRequest], *, device: torch.device) -> Rou
             [len(r.tokens) for r in requests],
             [r.num_rounds for r in requests],
             [r.tokens[-1] for r in requests],
+            [r.params.top_k or 0 for r in requests],
         ],
-        [r.params.temperature for r in requests],
+        [
+            [r.params.temperature for r in requests],
+            [r.params.top_p for r in requests],
+            [r.params.min_p for r in requests],
+        ],
         device=device,
     )
 

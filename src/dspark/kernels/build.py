@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from torch.utils import cpp_extension
@@ -46,12 +47,16 @@ def build(output: Path, *, is_sanitized: bool = False) -> None:
         raise BuildError("There is no C++ compiler (g++ or clang++).")
     flags = [*_COMMON, *_WARNINGS, *(_SANITIZE if is_sanitized else [])]
     with tempfile.TemporaryDirectory() as folder:
-        objects = []
+        objects, commands = [], []
         for source in sorted(SOURCES.glob("*.cpp")):
             for name, arguments in _variants(source).items():
                 objects.append(Path(folder) / f"{source.stem}.{name}.o")
-                command = [compiler, *flags, *arguments, "-c", str(source), "-o", str(objects[-1])]
-                _run(command)
+                commands.append(
+                    [compiler, *flags, *arguments, "-c", str(source), "-o", str(objects[-1])]
+                )
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for _ in pool.map(_run, commands):
+                pass
         unlinked = Path(folder) / output.name
         libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
         libraries += ["-lc10", "-ltorch_cpu", "-ltorch"]

@@ -1,7 +1,7 @@
 """The verdict on a round as one operator over the target's logits.
 
 It is what `sampling.process_logits` and `acceptance.accept` do for requests whose logits nothing
-but a temperature touches; those two are its reference. It knows no engine.
+but a temperature and filters touch; those two are its reference. It knows no engine.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def decide(
     num_accepted, next_tokens = torch.ops.dspark.decide.default(
         logits_NV,
         rounds.counters_CR,
-        rounds.temperatures_R,
+        rounds.options_OR,
         starts,
         lengths,
         None if draft_tokens_RK is None else draft_tokens_RK.contiguous(),

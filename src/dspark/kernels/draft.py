@@ -123,7 +123,7 @@ def walk(
         weights.joint.parts if weights.joint is not None else [],
         weights.confidence,
         rounds.counters_CR,
-        rounds.temperatures_R,
+        rounds.options_OR,
         d2t_S,
         probs_RKS,
     )

@@ -96,8 +96,8 @@ class DraftRound:
             sin_PE,
             table_RP,
             rows,
-            [number for row in rounds.counters for number in row],
-            list(rounds.temperatures),
+            rounds.flat_counters,
+            rounds.flat_options,
             probs_RKS,
             forbidden,
         )

@@ -29,47 +29,56 @@ class DrawKind(IntEnum):
 
 
 class RoundTable:
-    """R requests: the rows kind, seed, position, round and anchor, and their temperatures.
+    """R requests: what counts them and what shapes their distributions.
 
-    Position is that of the first drafted token, round the number of rounds that the request has
-    had, anchor its last token. The temperature of a greedy request is not read. Tensors are made
-    when somebody asks: a step that is one call takes the numbers.
+    Six counters: kind, seed, position, round, anchor, top_k. Position is that of the first drafted
+    token, round the number of rounds that the request has had, anchor its last token, top_k 0
+    without one. Three options: temperature, top_p, min_p. Of a greedy request top_k and options
+    are not read. Tensors are made when somebody asks: a step that is one call takes the numbers.
     """
 
-    __slots__ = ("_counters_CR", "_temperatures_R", "counters", "device", "temperatures")
+    __slots__ = ("_counters_CR", "_options_OR", "counters", "device", "options")
 
     def __init__(
         self,
         counters: Sequence[Sequence[int]],
-        temperatures: Sequence[float],
+        options: Sequence[Sequence[float]],
         *,
         device: torch.device,
     ) -> None:
-        """From the five rows, a column a request."""
+        """From the rows, a column a request."""
         self.counters = counters
-        self.temperatures = temperatures
+        self.options = options
         self.device = device
         self._counters_CR: Tensor | None = None
-        self._temperatures_R: Tensor | None = None
+        self._options_OR: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.temperatures)
+        return len(self.counters[0])
 
     @property
     def counters_CR(self) -> Tensor:
-        """The five rows, int64."""
+        """Int64."""
         if self._counters_CR is None:
             self._counters_CR = torch.tensor(self.counters, dtype=torch.int64, device=self.device)
         return self._counters_CR
 
     @property
-    def temperatures_R(self) -> Tensor:
-        """Float32."""
-        if self._temperatures_R is None:
-            self._temperatures_R = torch.tensor(
-                self.temperatures, dtype=torch.float32, device=self.device
-            )
-        return self._temperatures_R
+    def options_OR(self) -> Tensor:
+        """Float64."""
+        if self._options_OR is None:
+            self._options_OR = torch.tensor(self.options, dtype=torch.float64, device=self.device)
+        return self._options_OR
+
+    @property
+    def flat_counters(self) -> list[int]:
+        """Row after row."""
+        return [number for row in self.counters for number in row]
+
+    @property
+    def flat_options(self) -> list[float]:
+        """Row after row."""
+        return [number for row in self.options for number in row]
 
     @property
     def anchors_R(self) -> Tensor:
@@ -79,7 +88,7 @@ class RoundTable:
     @property
     def noise(self) -> RoundNoise:
         """The counters as noise reads them."""
-        _, seed_R, position_R, round_R, _ = self.counters_CR.unbind()
+        _, seed_R, position_R, round_R, *_ = self.counters_CR.unbind()
         return RoundNoise(seed_R=seed_R, position_R=position_R, round_R=round_R)
 
     def pick(self, requests: Sequence[int]) -> "RoundTable":
@@ -88,6 +97,6 @@ class RoundTable:
             return self
         return RoundTable(
             [[row[r] for r in requests] for row in self.counters],
-            [self.temperatures[r] for r in requests],
+            [[row[r] for r in requests] for row in self.options],
             device=self.device,
         )

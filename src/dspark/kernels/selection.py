@@ -4,10 +4,14 @@ It knows no sampling parameter; scores arrive processed. Noise is that of `algor
 Each function takes the C++ path on a CPU and is `algorithms.sampling`'s own elsewhere.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from dspark.algorithms import filters as reference
 from dspark.algorithms import sampling
+from dspark.algorithms.filters import Filter
 from dspark.algorithms.sampling import RowOperators
 from dspark.kernels import extension
 
@@ -19,6 +23,7 @@ def operators() -> RowOperators:
         softmax=softmax,
         draw_categorical=draw_categorical,
         draw_shared=gumbel_argmax,
+        filter_rows_=filter_rows_,
     )
 
 
@@ -62,6 +67,23 @@ def draw_categorical(weights_NV: Tensor, uniforms_N: Tensor) -> Tensor:
         )
         return columns_N
     return sampling.draw_categorical(weights_NV, uniforms_N)
+
+
+def filter_rows_(scores_NV: Tensor, filters: Sequence[Filter]) -> None:
+    """Sets what a row's own filter drops to -inf in place; float32, maximum of each row 0.
+
+    The C++ path keeps a prefix by its own exponentials, which differ from NumPy's in the last bit:
+    a token on the very edge of top-p may be kept by one and not by the other.
+    """
+    if _has_fast_path(scores_NV):
+        torch.ops.dspark.filter_rows(
+            scores_NV,
+            [tokens.top_k or 0 for tokens in filters],
+            [tokens.top_p for tokens in filters],
+            [tokens.min_p for tokens in filters],
+        )
+        return
+    reference.filter_rows_(scores_NV, filters)
 
 
 def _has_fast_path(scores_NV: Tensor) -> bool:

@@ -126,8 +126,11 @@ struct Verification {
   Best best(const Kernels& k, int64_t n) const {
     return bests != nullptr ? bests[n] : k.best(logits.type, logits.row(n), logits.width);
   }
-  Scores scores(int64_t n, int64_t r, float shift) const {
-    return {logits.type, logits.row(n), shift, rounds.temperature(r)};
+  // A row as its request draws from it; good until the thread asks for another one.
+  Scores scores(const Kernels& k, int64_t n, int64_t r, float shift) const {
+    const Scores row = {logits.type, logits.row(n), shift, rounds.temperature(r)};
+    const Filter filter = rounds.filter(r);
+    return filter.keeps_all() ? row : own_row_filter().filtered(k, row, logits.width, filter);
   }
   // Column of a drafted token in `draft_probs`, if it has one.
   std::optional<int64_t> column(int64_t token) const {
@@ -146,7 +149,7 @@ int64_t target_token(const Kernels& k, const Verification& v, int64_t n, int64_t
   const Best found = v.best(k, n);
   if (found.has_nan || !std::isfinite(found.value)) return -1;
   if (v.rounds.kind(r) == DrawKind::kGreedy) return found.column;
-  return k.shared_draw(v.scores(n, r, found.value), 0, v.logits.width,
+  return k.shared_draw(v.scores(k, n, r, found.value), 0, v.logits.width,
                        v.rounds.shared_key(r, slot), nullptr)
       .column;
 }
@@ -193,7 +196,7 @@ Outcome judge_maximal(const Kernels& k, const Verification& v, int64_t r,
     const int64_t n = v.starts[r] + j;
     const Best found = v.best(k, n);
     if (found.has_nan || !std::isfinite(found.value)) return {j, -1};
-    const float total = exponentials(k, v.scores(n, r, found.value), width, probs.data());
+    const float total = exponentials(k, v.scores(k, n, r, found.value), width, probs.data());
     const float* q_row = nullptr;
     if (j < v.lengths[r]) {
       const int64_t token = v.tokens[r * v.num_slots + j];
@@ -251,11 +254,11 @@ bool are_greedy(const Rounds& rounds) {
 
 // Accepted tokens and the next one of each request, [2, R]; a next token of -1 says that a row's
 // scores are not finite.
-Tensor decide_rows(const Tensor& logits, const Tensor& counters, const Tensor& temperatures,
+Tensor decide_rows(const Tensor& logits, const Tensor& counters, const Tensor& options,
                    at::IntArrayRef starts, at::IntArrayRef lengths,
                    const std::optional<Tensor>& tokens, const std::optional<Tensor>& draft_probs,
                    const std::optional<Tensor>& column_of) {
-  const Rounds rounds = rounds_of(counters, temperatures);
+  const Rounds rounds = rounds_of(counters, options);
   Tensor out = at::empty({2, rounds.size}, logits.options().dtype(at::kLong));
   int64_t* const accepted = out.mutable_data_ptr<int64_t>();
   decide(Matrix(logits), nullptr, rounds, starts, lengths, {tokens, draft_probs, column_of},
@@ -327,7 +330,7 @@ TORCH_LIBRARY_FRAGMENT(dspark, m) {
   m.def("softmax(Tensor scores) -> Tensor");
   m.def("draw_categorical(Tensor weights, Tensor uniforms) -> Tensor");
   m.def(
-      "decide(Tensor logits, Tensor counters, Tensor temperatures, int[] starts, int[] lengths, "
+      "decide(Tensor logits, Tensor counters, Tensor options, int[] starts, int[] lengths, "
       "Tensor? tokens, Tensor? draft_probs, Tensor? column_of) -> Tensor");
 }
 

@@ -17,7 +17,9 @@ namespace {
     isa::linear, isa::quantize_row, isa::attention_scratch, isa::attention_chunk,          \
         isa::attention_merge, isa::attention_finish, isa::rms_norm, isa::silu_mul,         \
         isa::rotate, isa::best, isa::shared_draw, isa::exponential_block, isa::divide,     \
-        isa::clamp_at_zero, isa::block_sum, isa::add_row, isa::dot, isa::sum_words         \
+        isa::clamp_at_zero, isa::block_sum, isa::score_row, isa::count_from,               \
+        isa::keep_from, isa::gather_from, isa::part_maxima, isa::add_row, isa::dot,        \
+        isa::sum_words                                                                     \
   }
 
 // Least to most capable; the order is the numbering of `use_instructions`.

@@ -63,9 +63,9 @@ std::tuple<Tensor, Tensor, bool> walk(
     int64_t num_columns, const std::optional<Tensor>& w1,
     const c10::List<std::optional<Tensor>>& w2, int64_t kind,
     const c10::List<std::optional<Tensor>>& joint, const std::optional<Tensor>& confidence,
-    const Tensor& counters, const Tensor& temperatures, const std::optional<Tensor>& d2t,
+    const Tensor& counters, const Tensor& options, const std::optional<Tensor>& d2t,
     const std::optional<Tensor>& probs) {
-  const Rounds rounds = rounds_of(counters, temperatures);
+  const Rounds rounds = rounds_of(counters, options);
   TORCH_CHECK(hidden.dim() == 2 && hidden.is_contiguous() && block_size > 0 &&
                   hidden.size(0) == rounds.size * block_size,
               "hidden must hold ", block_size, " rows for each of ", rounds.size, " requests, got ",
@@ -100,7 +100,7 @@ TORCH_LIBRARY_FRAGMENT(dspark, m) {
   m.def("block_inputs(Tensor embeddings, Tensor anchors, int mask_id, int block_size) -> Tensor");
   m.def(
       "walk(Tensor hidden, int block_size, Tensor?[] head, int num_columns, Tensor? w1, "
-      "Tensor?[] w2, int kind, Tensor?[] joint, Tensor? confidence, Tensor counters, Tensor temperatures, Tensor? d2t, "
+      "Tensor?[] w2, int kind, Tensor?[] joint, Tensor? confidence, Tensor counters, Tensor options, Tensor? d2t, "
       "Tensor(a!)? probs) -> (Tensor, Tensor, bool)");
 }
 

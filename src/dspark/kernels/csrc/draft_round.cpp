@@ -54,22 +54,19 @@ struct DraftRound : torch::CustomClassHolder, private StackStages {
   //   taps, positions, places: the tokens that wait, in parts
   //   table: pages by row; rows: that of each request
   //   forbidden: slots of all blocks and columns that no token may be of, see `Cells`
-  //   counters: rows of `Rounds` one after the other; a block starts at the anchor's position, one
+  //   counters, options: rows of `Rounds` one after the other; a block starts at the anchor's position, one
   //   before that of the first drafted token
   std::tuple<Tensor, Tensor, bool> run(std::vector<Tensor> taps, std::vector<Tensor> positions,
                                        std::vector<Tensor> places, const Tensor& cos,
                                        const Tensor& sin, const Tensor& table,
                                        std::vector<int64_t> rows, std::vector<int64_t> counters,
-                                       std::vector<double> temperatures, const Optional& probs,
+                                       std::vector<double> options, const Optional& probs,
                                        std::vector<int64_t> forbidden) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    const std::vector<float> floats(temperatures.begin(), temperatures.end());
-    const int64_t size = static_cast<int64_t>(floats.size());
-    const int64_t* const c = counters.data();
-    TORCH_CHECK(size > 0 && static_cast<int64_t>(counters.size()) == 5 * size &&
-                    static_cast<int64_t>(rows.size()) == size,
-                "expected a row and 5 counters for each of ", size, " requests");
-    const Rounds rounds = {c, c + size, c + 2 * size, c + 3 * size, c + 4 * size, floats.data(), size};
+    const Rounds rounds = rounds_of(counters, options);
+    const int64_t size = rounds.size;
+    TORCH_CHECK(size > 0 && static_cast<int64_t>(rows.size()) == size,
+                "expected a row for each of ", size, " requests");
     std::vector<int64_t> runs;
     for (int64_t r = 0; r < size; ++r) {
       TORCH_CHECK(rounds.anchors[r] >= 0 && rounds.anchors[r] < embeddings_.size(0), "anchor ",

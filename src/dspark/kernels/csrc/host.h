@@ -25,6 +25,11 @@ struct Kernels {
   decltype(&avx2::divide) divide;
   decltype(&avx2::clamp_at_zero) clamp_at_zero;
   decltype(&avx2::block_sum) block_sum;
+  decltype(&avx2::score_row) score_row;
+  decltype(&avx2::count_from) count_from;
+  decltype(&avx2::keep_from) keep_from;
+  decltype(&avx2::gather_from) gather_from;
+  decltype(&avx2::part_maxima) part_maxima;
   decltype(&avx2::add_row) add_row;
   decltype(&avx2::dot) dot;
   decltype(&avx2::sum_words) sum_words;

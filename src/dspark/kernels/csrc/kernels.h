@@ -140,6 +140,11 @@ struct Draw {
   void divide(float* x, int64_t width, float by);                                                 \
   void clamp_at_zero(float* x, int64_t width);                                                    \
   double block_sum(const float* x, int64_t width);                                                \
+  void score_row(const Scores&, int64_t width, float* out);                                       \
+  int64_t count_from(const float* x, int64_t width, float floor);                                 \
+  void keep_from(float* x, int64_t width, float floor);                                           \
+  int64_t gather_from(const float* x, int64_t width, float floor, float* out);                    \
+  void part_maxima(const float* x, int64_t width, float* maxima, int64_t num_parts);              \
   void add_row(Type, const char* from, char* to, int64_t width);                                  \
   float dot(Type, const char* x, const float* weights, int64_t width);                            \
   uint32_t sum_words(const char* x, int64_t size);                                                \

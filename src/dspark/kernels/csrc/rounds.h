@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "filtering.h"
 #include "host.h"
 #include "noise.h"
 
@@ -14,17 +15,34 @@ enum class DrawKind : int64_t { kGreedy = 0, kShared = 1, kMaximal = 2 };
 
 // Rows of the table of dspark.kernels.rounds.RoundTable, one column for each request.
 struct Rounds {
+  static constexpr int64_t kCounters = 6, kOptions = 3;
+
   const int64_t* kinds;
   const int64_t* seeds;
   const int64_t* positions;  // of the first drafted token
   const int64_t* rounds;     // that the request has had before
   const int64_t* anchors;
-  const float* temperatures;
+  const int64_t* top_ks;
+  const double* temperatures;
+  const double* top_ps;
+  const double* min_ps;
   int64_t size;
+
+  // Of rows that lie `counter_stride` and `option_stride` values apart.
+  static Rounds of(const int64_t* counters, int64_t counter_stride, const double* options,
+                   int64_t option_stride, int64_t size) {
+    const auto counter = [&](int64_t row) { return counters + row * counter_stride; };
+    return {counter(0), counter(1), counter(2), counter(3), counter(4), counter(5),
+            options,    options + option_stride, options + 2 * option_stride, size};
+  }
 
   DrawKind kind(int64_t r) const { return static_cast<DrawKind>(kinds[r]); }
   float temperature(int64_t r) const {
-    return kind(r) == DrawKind::kGreedy ? 1.0f : temperatures[r];
+    return kind(r) == DrawKind::kGreedy ? 1.0f : static_cast<float>(temperatures[r]);
+  }
+  Filter filter(int64_t r) const {
+    if (kind(r) == DrawKind::kGreedy) return {};
+    return {top_ks[r], top_ps[r], min_ps[r]};
   }
   uint64_t shared_key(int64_t r, int64_t slot) const {
     return noise_key(seeds[r], positions[r] + slot, Stream::kToken);
@@ -39,16 +57,28 @@ struct Rounds {
   }
 };
 
-inline Rounds rounds_of(const Tensor& counters, const Tensor& temperatures) {
-  const int64_t size = temperatures.numel();
-  TORCH_CHECK(counters.dim() == 2 && counters.size(0) == 5 && counters.size(1) == size &&
-                  (size <= 1 || counters.stride(1) == 1),
+// The tensors of a RoundTable, whose rows may lie apart.
+inline Rounds rounds_of(const Tensor& counters, const Tensor& options) {
+  TORCH_CHECK(options.dim() == 2 && options.size(0) == Rounds::kOptions &&
+                  options.scalar_type() == at::kDouble,
+              "options must be ", Rounds::kOptions, " rows of float64, got ", options.sizes());
+  const int64_t size = options.size(1);
+  TORCH_CHECK(counters.dim() == 2 && counters.size(0) == Rounds::kCounters &&
+                  counters.size(1) == size && counters.scalar_type() == at::kLong &&
+                  (size <= 1 || (counters.stride(1) == 1 && options.stride(1) == 1)),
               "counters must be rows of ", size, " values, got ", counters.sizes());
-  TORCH_CHECK(temperatures.scalar_type() == at::kFloat && temperatures.is_contiguous());
-  const int64_t* x = counters.const_data_ptr<int64_t>();
-  const int64_t stride = counters.stride(0);
-  return {x,          x + stride,     x + 2 * stride, x + 3 * stride,
-          x + 4 * stride, temperatures.const_data_ptr<float>(), size};
+  return Rounds::of(counters.const_data_ptr<int64_t>(), counters.stride(0),
+                    options.const_data_ptr<double>(), options.stride(0), size);
+}
+
+// The same from lists, row after row.
+inline Rounds rounds_of(const std::vector<int64_t>& counters, const std::vector<double>& options) {
+  const int64_t size = static_cast<int64_t>(options.size()) / Rounds::kOptions;
+  TORCH_CHECK(static_cast<int64_t>(options.size()) == Rounds::kOptions * size &&
+                  static_cast<int64_t>(counters.size()) == Rounds::kCounters * size,
+              "expected ", Rounds::kCounters, " counters and ", Rounds::kOptions,
+              " options for each of ", size, " requests");
+  return Rounds::of(counters.data(), size, options.data(), size, size);
 }
 
 inline int64_t num_blocks(int64_t width) { return ceil_div(width, kBlock); }

@@ -128,6 +128,15 @@ float exponentials(const Scores& a, int64_t begin, int64_t end, float* out) {
 }
 
 template <class T>
+void scores_of(const Scores& a, int64_t width, float* out) {
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Floats value = scores_at<T>(a, i, width - i);
+    if (width - i >= kLanes) store(out + i, value);
+    else store_some(out + i, value, width - i);
+  }
+}
+
+template <class T>
 void add_into(const T* from, T* to, int64_t width) {
   int64_t i = 0;
   for (; i + kLanes <= width; i += kLanes) store(to + i, add(load(from + i), load(to + i)));
@@ -187,6 +196,40 @@ double block_sum(const float* x, int64_t width) {
   double sum = 0.0;
   for (int j = 0; j < kLanes; ++j) sum += lanes[j];
   return sum;
+}
+
+void score_row(const Scores& a, int64_t width, float* out) {
+  if (a.type == Type::kBFloat16) scores_of<uint16_t>(a, width, out);
+  else scores_of<float>(a, width, out);
+}
+
+int64_t count_from(const float* x, int64_t width, float floor) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < width; ++i) count += x[i] >= floor ? 1 : 0;
+  return count;
+}
+
+void keep_from(float* x, int64_t width, float floor) {
+  for (int64_t i = 0; i < width; ++i) x[i] = x[i] >= floor ? x[i] : -INFINITY;
+}
+
+// Those that are not below the floor, in order.
+int64_t gather_from(const float* x, int64_t width, float floor, float* out) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int64_t own = width - i < kLanes ? width - i : kLanes;
+    uint32_t kept = ~bits_gt(splat(floor), load_or_lowest(x + i, own)) & ((1u << own) - 1);
+    for (; kept != 0; kept &= kept - 1) out[count++] = x[i + __builtin_ctz(kept)];
+  }
+  return count;
+}
+
+// Part i has every column i, i + num_parts, .. below `width`, a multiple of it.
+void part_maxima(const float* x, int64_t width, float* maxima, int64_t num_parts) {
+  for (int64_t i = 0; i < num_parts; ++i) maxima[i] = x[i];
+  for (int64_t begin = num_parts; begin < width; begin += num_parts)
+    for (int64_t i = 0; i < num_parts; ++i)
+      maxima[i] = x[begin + i] > maxima[i] ? x[begin + i] : maxima[i];
 }
 
 void add_row(Type type, const char* from, char* to, int64_t width) {

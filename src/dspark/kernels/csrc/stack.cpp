@@ -534,24 +534,23 @@ struct Stack : StackLayers {
     return {states.hidden, states.tapped, states.logits};
   }
 
-  // A step of requests whose logits nothing but a temperature touches, from ids to the verdict:
+  // A step of requests whose logits nothing but a temperature and filters touch, from ids to the verdict:
   // `lay_out`, `forward` and `decide` in one. `runs`: rows of the table of pages, starts and
   // counts in turn, one run for each request: its anchor and what is verified of its drafts.
-  // `counters`: the rows of a RoundTable one after the other. `forbidden`: rows and ids, see
+  // `counters`, `options`: the rows of a RoundTable one after the other. `forbidden`: rows and ids, see
   // `Cells`.
   // Gives states, accepted tokens, next tokens. States are, if they are wanted: ids, hidden
   // states, taps, the five arrays of the layout; then logits if a row's are not finite.
   std::tuple<std::vector<Tensor>, std::vector<int64_t>, std::vector<int64_t>> decode(
       std::vector<int64_t> ids, std::vector<int64_t> runs, const Tensor& table, const Tensor& cos,
       const Tensor& sin, const c10::intrusive_ptr<StackPages>& pages, std::vector<int64_t> taps,
-      std::vector<int64_t> counters, std::vector<double> temperatures, Optional tokens,
+      std::vector<int64_t> counters, std::vector<double> options, Optional tokens,
       Optional probs, Optional column_of, bool has_states, std::vector<int64_t> forbidden) {
     TORCH_CHECK(head_.has_value(), "a stack without a head has no verdict");
-    const int64_t num_requests = static_cast<int64_t>(temperatures.size());
-    TORCH_CHECK(static_cast<int64_t>(runs.size()) == 3 * num_requests &&
-                    static_cast<int64_t>(counters.size()) == 5 * num_requests,
-                "expected 3 numbers of a run and 5 counters for each of ", num_requests,
-                " requests");
+    const Rounds rounds = rounds_of(counters, options);
+    const int64_t num_requests = rounds.size;
+    TORCH_CHECK(static_cast<int64_t>(runs.size()) == 3 * num_requests,
+                "expected 3 numbers of a run for each of ", num_requests, " requests");
     const auto [block_tables, query_starts, visible, positions, slots] =
         lay_out(table, runs, pages->page_size, false, kLeastRows);
     const Tensor rows = rows_of(ids.data(), static_cast<int64_t>(ids.size()));
@@ -562,17 +561,14 @@ struct Stack : StackLayers {
     cells.take(forbidden, rows.size(0), head_->num_outputs);
     const States states = run(rows, cos, sin, *pages, layout, taps, true, &bests, &cells);
 
-    std::vector<int64_t> starts, lengths, accepted(temperatures.size()), next(temperatures.size());
+    std::vector<int64_t> starts, lengths;
+    std::vector<int64_t> accepted(static_cast<size_t>(num_requests)), next(accepted.size());
     for (int64_t r = 0, start = 0; r < num_requests; ++r) {
       const int64_t count = runs[static_cast<size_t>(3 * r + 2)];
       starts.push_back(start);
       lengths.push_back(count - 1);
       start += count;
     }
-    const std::vector<float> floats(temperatures.begin(), temperatures.end());
-    const int64_t* const c = counters.data();
-    const int64_t size = num_requests;
-    const Rounds rounds = {c, c + size, c + 2 * size, c + 3 * size, c + 4 * size, floats.data(), size};
     const ScoreRows logits = {type_of(states.logits), bytes(states.logits), rows.size(0),
                               head_->num_outputs,
                               head_->num_outputs * states.logits.element_size()};

@@ -114,6 +114,15 @@ class Walking {
       biased_ = memory_[1].get(walk.num_rows * walk.num_columns * size_);
       joined_ = memory_[2].get(walk.num_rows * walk.sequential.num_outputs() * size_);
     }
+    is_filtered_.resize(static_cast<size_t>(walk.num_rows));
+    has_filters_ = false;
+    for (int64_t r = 0; r < walk.num_rows; ++r) {
+      const bool is_filtered = !walk.rounds.filter(r).keeps_all();
+      is_filtered_[static_cast<size_t>(r)] = is_filtered;
+      has_filters_ = has_filters_ || is_filtered;
+    }
+    if (has_filters_)
+      filtered_ = reinterpret_cast<float*>(memory_[3].get(walk.num_rows * walk.num_columns * 4));
     has_shared_ = walk.rounds.has(DrawKind::kShared);
     has_maximal_ = walk.rounds.has(DrawKind::kMaximal);
     const size_t cells = static_cast<size_t>(walk.num_rows * at::get_num_threads());
@@ -193,7 +202,8 @@ class Walking {
   char* base(int64_t r, int64_t j) const {
     return base_ + (r * a_->block_size + j) * a_->num_columns * size_;
   }
-  // Logits of a request in slot j; each worker reads its own columns alone.
+  float* filtered(int64_t r) const { return filtered_ + r * a_->num_columns; }
+  // Logits of a request in slot j; each worker reads its own columns alone, unless it filters.
   char* logits(int64_t r, int64_t j) const {
     return a_->w2 ? biased_ + r * a_->num_columns * size_ : base(r, j);
   }
@@ -245,7 +255,8 @@ class Walking {
       bests[static_cast<size_t>(r)] = best;
     }
     if (!is_finite) bests.assign(bests.size(), {0.0f, 0, false});
-    if (has_shared_ || has_maximal_) weigh(k, w, j, slot, bests);
+    if (has_filters_ && is_finite) filter(k, w, j, bests);
+    if (has_shared_ || has_maximal_) weigh(k, w, j, slot, bests, is_finite);
     for (int64_t r = 0; r < a_->num_rows; ++r) {
       const int64_t column = column_of(w, j, slot, r, bests[static_cast<size_t>(r)]);
       int64_t token = a_->d2t == nullptr ? column : a_->d2t[column];
@@ -274,11 +285,25 @@ class Walking {
     return best;
   }
 
+  // Whole rows, one worker each: what a filter keeps follows from all columns.
+  void filter(const Kernels& k, const Walker& w, int64_t j, const std::vector<Best>& bests) {
+    for (int64_t r = w.me.number; r < a_->num_rows; r += w.me.count) {
+      if (!is_filtered_[static_cast<size_t>(r)]) continue;
+      k.score_row(scores(r, j, bests[static_cast<size_t>(r)].value), a_->num_columns, filtered(r));
+      own_row_filter().apply(k, filtered(r), a_->num_columns, a_->rounds.filter(r));
+    }
+    w.me.meet();
+  }
+
   // Own columns of the rows that are drawn at random: the best after noise, or probabilities.
   void weigh(const Kernels& k, const Walker& w, int64_t j, Slot& slot,
-             const std::vector<Best>& bests) {
+             const std::vector<Best>& bests, bool is_finite) {
     for (int64_t r = 0; r < a_->num_rows; ++r) {
-      const Scores row = scores(r, j, bests[static_cast<size_t>(r)].value);
+      const bool is_filtered = is_finite && is_filtered_[static_cast<size_t>(r)];
+      const Scores row =
+          is_filtered
+              ? Scores{Type::kFloat32, reinterpret_cast<const char*>(filtered(r)), 0.0f, 1.0f}
+              : scores(r, j, bests[static_cast<size_t>(r)].value);
       if (a_->rounds.kind(r) == DrawKind::kShared)
         slot.draws[static_cast<size_t>(w.me.number * a_->num_rows + r)] =
             k.shared_draw(row, w.column_begin, w.column_end, a_->rounds.shared_key(r, j), a_->d2t);
@@ -327,11 +352,13 @@ class Walking {
   const Walk* a_ = nullptr;
   int64_t size_ = 0, num_blocks_ = 0;
   Operand hidden_;
-  Scratch memory_[3];
+  Scratch memory_[4];
   char* base_ = nullptr;    // [R][K][S]
   char* biased_ = nullptr;  // [R][S], of the slot at hand
   char* joined_ = nullptr;  // [R][outputs of the head's joint product], of the slot at hand
-  bool has_shared_ = false, has_maximal_ = false;
+  float* filtered_ = nullptr;  // scores [R][S] of rows with a filter, of the slot at hand
+  std::vector<char> is_filtered_;  // [R]
+  bool has_filters_ = false, has_shared_ = false, has_maximal_ = false;
   Slot slots_[2];
   int64_t unknown_token_ = 0;  // of the first worker
 };
