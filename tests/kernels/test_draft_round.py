@@ -239,7 +239,7 @@ def test_what_was_put_off_is_fed_when_its_request_drafts(
     that have gone."""
     drafter = packed_drafter(seed=5, vocab_size=700, dtype=torch.bfloat16)
     lengths = [34, 9, 21, 30, 12]
-    late, at_once = (Served(drafter, KINDS, lengths) for _ in range(2))
+    late, at_once = (Served(drafter, KINDS[: len(lengths)], lengths) for _ in range(2))
     rng = torch.Generator().manual_seed(8)
 
     def steps(served: Served, generator: torch.Generator, random: torch.Generator) -> None:
