@@ -7,6 +7,8 @@ import torch
 
 from dspark.errors import CapacityError
 from dspark.llm import LLM
+from dspark.models.checkpoint import load_drafter
+from dspark.models.drafter import DrafterConfig
 from dspark.models.footprint import Footprint, check_memory
 from dspark.models.target import Target
 
@@ -23,6 +25,18 @@ def test_the_files_tell_the_bytes_of_weights_and_of_a_position(
     pages = target.allocate_pages(num_pages=3, page_size=4)
     taken = sum(t.numel() * t.element_size() for t in (*pages.keys, *pages.values))
     assert found.per_position * 12 == taken
+
+
+def test_a_drafter_counts_the_taps_that_it_has_not_taken_in(
+    model_dir: Path, drafter_dir: Path
+) -> None:
+    found = Footprint.of(drafter_dir, name="toy", dtype=torch.float32)
+    target = Target.load(model_dir, dtype=torch.float32, packed=False)
+    config = load_drafter(drafter_dir, target).config
+    assert isinstance(config, DrafterConfig)
+    keys_and_values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    assert found is not None
+    assert found.per_position == 4 * (keys_and_values + config.taps_size)
 
 
 def test_what_cannot_be_read_is_left_to_the_loader(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ class Footprint:
     weights: int
     """Of all tensors in the arithmetic's type."""
     per_position: int
-    """Keys and values of one position in all layers."""
+    """Keys and values of one position in all layers; of a drafter also the taps of a position
+    that it has not taken in yet (`engine.backlog`)."""
 
     @classmethod
     def of(cls, folder: str | Path, *, name: str, dtype: torch.dtype) -> "Footprint | None":
@@ -78,7 +79,8 @@ def _numbers_per_position(config: Mapping[str, Any]) -> int:
     heads = int(text.get("num_attention_heads") or 0)
     groups = int(text.get("num_key_value_heads") or heads)
     size = int(text.get("head_dim") or (text.get("hidden_size", 0) // heads if heads else 0))
-    return 2 * int(text.get("num_hidden_layers") or 0) * groups * size
+    taps = len(config.get("target_layer_ids") or ()) * int(config.get("hidden_size") or 0)
+    return 2 * int(text.get("num_hidden_layers") or 0) * groups * size + taps
 
 
 def _gigabytes(count: int) -> str:
