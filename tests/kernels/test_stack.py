@@ -229,7 +229,7 @@ def test_a_token_has_the_same_bits_in_a_step_of_any_size(
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("head_dim", [32, 64])
-@pytest.mark.parametrize("num_tokens", [1, 9, 40])
+@pytest.mark.parametrize("num_tokens", [1, 5, 9, 40])
 def test_threads_go_on_with_whole_heads_and_gates(
     instructions: str, num_tokens: int, head_dim: int, quantization: str | None
 ) -> None:
