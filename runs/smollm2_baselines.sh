@@ -31,7 +31,7 @@ states=$(realpath "$folder/states")
 # What a row changes of the paper's recipe; the rest (shape, data, optimiser) is RECIPE's.
 switches() {
     case "$1" in
-        pairs* | dflash* | eagle3 | mtp) ;;
+        states* | pairs* | dflash* | eagle3 | mtp) ;;
         *) echo "--no-pair-start" ;;
     esac
     case "$1" in
@@ -43,6 +43,7 @@ switches() {
         gated) echo "--markov-head gated" ;;
         rnn) echo "--markov-head rnn --base-weight 1.0" ;;
         pairs) echo "--pair-start" ;;
+        states) echo "--pair-start --state-start" ;;
         pairs-kl) echo "--pair-start --loss-ce 0 --loss-l1 0 --loss-kl 1" ;;
         pairs-lk) echo "--pair-start --loss-ce 0 --loss-l1 0 --loss-hybrid 1" ;;
         pairs-gated) echo "--pair-start --markov-head gated" ;;
@@ -72,7 +73,7 @@ switches() {
 }
 all="dspark
     dflash eagle3 mtp dflash-5 dpace dpace-acceptance decay-2 lk-alpha lk-lambda kl dpace-lk
-    pairs pairs-kl pairs-lk pairs-gated rnn rnn-plain gated tap-mixing on-policy chat-2
+    states pairs pairs-kl pairs-lk pairs-gated rnn rnn-plain gated tap-mixing on-policy chat-2
     layers-1 layers-3 block-4 block-7 rank-32 rank-128 taps-2 taps-3 vocab-8k vocab-16k"
 
 drafters=()

@@ -185,6 +185,8 @@ def test_every_switch_of_the_loss_trains(
         ("--tap-layers", "0,1"),
         ("--tap-mixing",),
         ("--pair-start", "--markov-head", "gated"),
+        ("--state-start", "--markov-head", "rnn"),
+        ("--state-start", "--pair-start", "--num-layers", 3),
         ("--micro-batches", 2),
     ]
     for number, switch in enumerate(switches):
@@ -223,6 +225,8 @@ def test_the_sequential_head_can_start_from_the_pairs_of_the_answers(
     ("options", "words"),
     [
         (("--pair-start", "--markov-head", "rnn"), "pair_start is on, but it needs"),
+        (("--state-start", "--tap-mixing"), "state_start is on, but it needs"),
+        (("--state-start", "--kind", "eagle3"), "state_start is on, but it needs"),
         (("--states", "disk"), "states is 'disk', but it must be online, cache or remote"),
         (("--states", "remote"), "this is the only process; start it with torchrun"),
         (("--cache-dtype", "fp8", "--states", "cache"), "dtype is 'fp8'"),

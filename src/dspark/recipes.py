@@ -36,6 +36,8 @@ class Recipe:
     """Kind of the sequential head: vanilla, gated or rnn."""
     pair_start: bool = False
     """The sequential head starts from which token follows which in the answers, not from noise."""
+    state_start: bool = False
+    """The backbone starts from least squares on the target's states, not from noise."""
     has_confidence_head: bool = True
     """Whether the drafter estimates its own acceptance."""
     draft_vocab_size: int | None = 12288
@@ -73,6 +75,11 @@ class Recipe:
                 "pair_start is on, but it needs a sequential head that reads the last token alone; "
                 "take --markov-head vanilla or gated with a rank above 0, or --no-pair-start."
             )
+        if self.state_start and (self.tap_mixing or self.kind not in ("dspark", "dflash")):
+            raise InputError(
+                "state_start is on, but it needs a drafter of kind dspark or dflash whose layers "
+                "read the same projection of the taps; take --no-tap-mixing or --no-state-start."
+            )
 
     def taps(self, num_target_layers: int) -> tuple[int, ...]:
         """The tapped layers of a target of this depth, strictly increasing (UC-089)."""
@@ -93,14 +100,15 @@ def of_kind(recipe: Recipe, kind: str) -> Recipe:
     Data, optimiser, decay of the position weights and, where the kind reads several, the tapped
     layers stay, so that kinds are compared on the same budget.
     """
-    recipe = replace(recipe, kind=kind)
     if kind == "dspark":
-        return recipe
+        return replace(recipe, kind=kind)
     hard_labels = LossWeights(ce=1.0, l1=0.0, confidence=0.0)
     bare = replace(
         recipe,
+        kind=kind,
         markov_rank=0,
         pair_start=False,
+        state_start=False,
         has_confidence_head=False,
         tap_mixing=False,
         objective=replace(recipe.objective, weights=hard_labels, base_weight=0.0),

@@ -5,6 +5,7 @@ It joins target, data, drafter and trainer; the maths of none of them is here.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from dspark.text.tokenizer import Tokenizer
 from dspark.training.objective import TargetHead
 from dspark.training.ranks import OneProcess, Ranks
 from dspark.training.snapshot import read_snapshot, write_snapshot
+from dspark.training.state_start import start_from_states
 from dspark.training.trainer import StepReport, TrainConfig, Trainer, TrainSummary
 from dspark.training.validation import Validation
 
@@ -181,6 +183,10 @@ def train(
     watchers.say(_data_line(answers, plain, ranks))
     for line in _off_policy_lines(answers, target):
         watchers.say(line)
+    if recipe.state_start and start is None and not (run.work / "training.pt").exists():
+        assert isinstance(drafter, Drafter), "only a block drafter starts from states"
+        steps = map(plain.step, count())
+        start_from_states(drafter, steps, scale=target.head_scale, ranks=ranks)
     batches = plain if recipe.on_policy == 0 else _on_policy(plain, target, recipe, worker)
     trainer = Trainer(
         drafter,
@@ -256,7 +262,7 @@ def _train_config(recipe: Recipe, run: RunConfig) -> TrainConfig:
         minutes=run.minutes,
         validate_every=recipe.validate_every,
         checkpoint_every=recipe.checkpoint_every,
-        is_continued=run.init_from is not None,
+        is_continued=run.init_from is not None or recipe.state_start,
         parallel=run.parallel,
         is_compiled=run.is_compiled,
         objective=recipe.objective,

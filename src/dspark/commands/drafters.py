@@ -253,6 +253,9 @@ def train(
     pair_start: Annotated[
         bool | None, option(RECIPE, "pair_start", "--pair-start/--no-pair-start")
     ] = None,
+    state_start: Annotated[
+        bool | None, option(RECIPE, "state_start", "--state-start/--no-state-start")
+    ] = None,
     draft_vocab_size: Annotated[int | None, option(RECIPE, "draft_vocab_size")] = None,
     mask_token_id: Annotated[int | None, option(RECIPE, "mask_token_id")] = None,
     answers_per_step: Annotated[int | None, option(RECIPE, "answers_per_step")] = None,
@@ -335,6 +338,7 @@ def train(
             markov_rank=markov_rank,
             markov_head=markov_head,
             pair_start=pair_start,
+            state_start=state_start,
             draft_vocab_size=draft_vocab_size,
             mask_token_id=mask_token_id,
             answers_per_step=answers_per_step,
