@@ -1,7 +1,5 @@
-"""A backbone that starts from least squares: better than noise, the same on every rank."""
+"""A backbone that starts from least squares is better than noise."""
 
-import threading
-from collections.abc import Sequence
 from itertools import count
 
 import pytest
@@ -21,31 +19,6 @@ from tests.toys import VOCAB_SIZE, toy_target
 from tests.training.toy_training import log_sum_exp_of, toy_batches, trainable_drafter
 
 LAYERS = {"num_hidden_layers": 2}
-
-
-class Threads:
-    """Ranks that are threads of this process."""
-
-    group = None
-
-    def __init__(
-        self, rank: int, size: int, barrier: threading.Barrier, table: dict[int, Tensor]
-    ) -> None:
-        self.rank, self.size = rank, size
-        self._barrier, self._table = barrier, table
-
-    def sum_all(self, tensors: Sequence[Tensor]) -> None:
-        for tensor in tensors:
-            self._table[self.rank] = tensor.clone()
-            self._barrier.wait()
-            tensor.copy_(sum(self._table[rank] for rank in range(self.size)))
-            self._barrier.wait()
-
-    def largest(self, value: float) -> float:
-        return value
-
-    def wait(self) -> None:
-        self._barrier.wait()
 
 
 def started(target: Target, **changes: object) -> Drafter:
@@ -104,28 +77,3 @@ def test_the_heads_of_the_first_slot_look_at_the_end_of_the_context() -> None:
     assert len(distances) > 10
     is_last = (torch.stack(distances) == 1).float()
     assert is_last.mean() > 0.9  # a rare embedding has next to nothing in common with the others
-
-
-def test_two_ranks_start_as_one_does() -> None:
-    target = toy_target()
-    alone = started(target)
-    barrier = threading.Barrier(2, timeout=600)
-    table: dict[int, Tensor] = {}
-    drafters = [trainable_drafter(target, **LAYERS) for _ in range(2)]
-
-    def one(rank: int) -> None:
-        batches = toy_batches(target, toy_rows(), rank=rank, num_ranks=2)
-        ranks = Threads(rank, 2, barrier, table)
-        start_from_states(drafters[rank], map(batches.step, count()), ranks=ranks)
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for (name, mine), other in zip(
-        drafters[0].named_parameters(), drafters[1].parameters(), strict=True
-    ):
-        assert torch.equal(mine, other), name
-    expected, found = held_out(alone, target), held_out(drafters[0], target)
-    assert found.acceptance_K == pytest.approx(expected.acceptance_K, abs=2e-3)

@@ -43,7 +43,8 @@ class Moments:
 
 def ridge(gram_FF: Tensor, cross_FY: Tensor, *, share: float) -> Tensor:
     """Weights [F, Y] of least squares, a share of the mean square of the features as penalty."""
-    return torch.linalg.solve(_regular(gram_FF, share), cross_FY)
+    weights_FY: Tensor = torch.linalg.solve(_regular(gram_FF, share), cross_FY)
+    return weights_FY
 
 
 def predictive_view(

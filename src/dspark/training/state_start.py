@@ -161,7 +161,7 @@ def _fit_taps(
     # Slots push away from the constant of the context: a key that slots share with it would
     # be nearer than any of its rows.
     own_D = ridge(tokens.gram_FF, tokens.cross_FY, share=_CONSTANT_SHARE)[:, 0]
-    constant_D = -own_D / own_D.norm()
+    constant_D: Tensor = -own_D / own_D.norm()
     drafter.fc.weight.copy_(reflection(constant_D) @ view_DM / spread_M)
     return constant_D
 
