@@ -247,6 +247,9 @@ class Recorder:
     def feed(self, states: StepStates) -> None:
         self.taps |= dict(zip(states.layout.positions_N.tolist(), states.taps_NM, strict=True))
 
+    def catch_up(self, requests: Sequence[LiveRequest], *, cache: KVCache) -> None:
+        """Nothing was put off."""
+
     def propose(self, requests: Sequence[LiveRequest], **_: object) -> DraftBlock:
         tokens_RK = torch.zeros(len(requests), self.block_size, dtype=torch.int64)
         return DraftBlock(tokens_RK=tokens_RK, probs_RKS=None, confidence_RK=None)
