@@ -8,6 +8,7 @@ The first rank writes what it saw to FOLDER/results.json.
 import json
 import os
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from dspark.data.hidden_states import OnlineStates
 from dspark.data.remote_states import RemoteStates, StateSizes, serve_states
 from dspark.training.kinds import slot_pass_of
 from dspark.training.objective import Objective, ObjectiveConfig
-from dspark.training.ranks import Group, launched
+from dspark.training.ranks import Group, Ranks, launched
+from dspark.training.state_start import start_from_states
 from dspark.training.trainer import TrainConfig, Trainer
 from tests.data.toy_answers import answer, random_answers
 from tests.toys import toy_target
@@ -62,6 +64,17 @@ def run_toy(
     summary = trainer.run()
     weights = {name: tensor.tolist() for name, tensor in trainer.best_masters().items()}
     return {"losses": losses, "tau": summary.held_out_tau, "weights": weights}
+
+
+def weights_at_start(answers: list[Answer], *, ranks: Ranks) -> dict[str, Any]:
+    """A drafter that starts from least squares on the states of the first steps."""
+    target = toy_target()
+    drafter = trainable_drafter(target, num_hidden_layers=2)
+    batches = toy_batches(
+        target, answers, rank=ranks.rank, num_ranks=ranks.size, micro_batches=2, num_held_out=0
+    )
+    start_from_states(drafter, map(batches.step, count()), ranks=ranks)
+    return {name: weight.tolist() for name, weight in drafter.named_parameters()}
 
 
 def remote_and_online(answers: list[Answer], *, rank: int) -> dict[str, Any]:
@@ -116,6 +129,7 @@ def main(folder: Path) -> None:
                 answers_per_step=1,
             ),
         }
+        results["start"] = weights_at_start(many, ranks=group)
         results["remote"] = remote_and_online(many, rank=group.rank)
         if group.rank == 0:
             (folder / "results.json").write_text(json.dumps(results))
