@@ -31,8 +31,9 @@ states=$(realpath "$folder/states")
 # What a row changes of the paper's recipe; the rest (shape, data, optimiser) is RECIPE's.
 switches() {
     case "$1" in
-        states* | pairs* | dflash* | eagle3 | mtp) ;;
-        *) echo "--no-pair-start" ;;
+        states* | dflash* | eagle3 | mtp) ;;
+        pairs*) echo "--no-state-start" ;;
+        *) echo "--no-pair-start --no-state-start" ;;
     esac
     case "$1" in
         dspark) ;;

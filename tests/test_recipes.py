@@ -39,6 +39,7 @@ def test_a_kind_sets_what_follows_from_it_and_leaves_the_budget_alone() -> None:
     assert mtp.taps(30) == (30,)
     assert of_kind(base, "dspark") == base
     assert base.pair_start
+    assert base.state_start
     assert not dflash.pair_start
     assert not any(r.state_start for r in (dflash, eagle3, mtp))
     with pytest.raises(InputError, match="kind is 'medusa'"):

@@ -126,7 +126,7 @@ def of_kind(recipe: Recipe, kind: str) -> Recipe:
 
 def smollm2() -> Recipe:
     """Shape of the drafter that is shipped for SmolLM2-135M, and what won since at one budget."""
-    return Recipe(tap_layers=(1, 7, 14, 21, 27), mask_token_id=4, pair_start=True)
+    return Recipe(tap_layers=(1, 7, 14, 21, 27), mask_token_id=4, pair_start=True, state_start=True)
 
 
 def qwen3_4b() -> Recipe:
