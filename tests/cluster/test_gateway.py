@@ -67,6 +67,16 @@ async def answer(client: httpx.AsyncClient, **changes: Any) -> httpx.Response:
     return await client.post("/v1/chat/completions", json={**CHAT, "temperature": 0, **changes})
 
 
+def scope_of(method: str, path: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "query_string": b"",
+        "headers": list(headers),
+    }
+
+
 def test_an_answer_passes_as_it_is(llm: LLM) -> None:
     async def ask(client: httpx.AsyncClient, gateway: Gateway, replicas: LocalReplicas) -> None:
         whole = (await answer(client)).json()
@@ -153,13 +163,7 @@ def test_a_client_that_leaves_ends_the_work(llm: LLM) -> None:
             sent.append(message)
             has_begun.set()
 
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/chat/completions",
-            "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
-        }
+        scope = scope_of("POST", "/v1/chat/completions", [(b"content-type", b"application/json")])
         await gateway(scope, receive, send)
         assert len(sent) < 200
         bridge = replicas.app.service.bridge
@@ -194,13 +198,7 @@ def test_who_watches_holds_up_no_end(llm: LLM) -> None:
             sent.append(message)
             is_watching.set()
 
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "path": "/live/events",
-            "query_string": b"",
-            "headers": [],
-        }
+        scope = scope_of("GET", "/live/events")
         watching = asyncio.create_task(gateway(scope, receive, send))
         await is_watching.wait()
         await asyncio.wait_for(gateway.drain(), 5)

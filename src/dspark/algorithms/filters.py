@@ -15,13 +15,13 @@ Letters: F filtered rows, C leading tokens, V vocabulary.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dspark.algorithms.prefix_search import leading_prefix
+from dspark.algorithms.row_chunks import row_runs
 from dspark.core import SamplingParams
 
 
@@ -46,12 +46,9 @@ class Filter:
 
 def filter_rows_(scores_FV: Tensor, filters: Sequence[Filter]) -> None:
     """`filter_scores_` of each row by a filter of its own, neighbours of one filter together."""
-    start = 0
-    for tokens, group in groupby(filters):
-        end = start + len(list(group))
-        if not tokens.keeps_all:
-            filter_scores_(scores_FV[start:end], tokens)
-        start = end
+    for rows, group in row_runs(filters, lambda tokens: tokens):
+        if not group[0].keeps_all:
+            filter_scores_(scores_FV[rows], group[0])
 
 
 def filter_scores_(scores_FV: Tensor, tokens: Filter) -> None:

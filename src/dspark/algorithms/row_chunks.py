@@ -1,8 +1,25 @@
-"""Rows taken a few at a time where that is faster. It knows sizes only, no values."""
+"""Rows taken together: a few at a time where that is faster, or neighbours that are alike.
+It knows no values of theirs.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import groupby
+from typing import TypeVar
 
 from torch import Tensor
+
+Row = TypeVar("Row")
+
+
+def row_runs(
+    rows: Sequence[Row], key: Callable[[Row], Hashable]
+) -> Iterator[tuple[slice, list[Row]]]:
+    """Neighbouring rows of equal key, and where they stand."""
+    start = 0
+    for _, group in groupby(rows, key=key):
+        members = list(group)
+        yield slice(start, start + len(members)), members
+        start += len(members)
 
 
 def row_chunks(values_NV: Tensor) -> Iterator[slice]:

@@ -8,9 +8,8 @@ Letters: N rows, V the target's vocabulary or the drafter's columns, R rows pick
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from dspark.algorithms.draft_vocabulary import DraftVocabulary
 from dspark.algorithms.filters import Filter, filter_rows_, keep_leading
 from dspark.algorithms.logit_state import LogitState
 from dspark.algorithms.noise import Stream, gumbel, row_keys
-from dspark.algorithms.row_chunks import row_chunks
+from dspark.algorithms.row_chunks import row_chunks, row_runs
 from dspark.core import SamplingParams, TokenLogprobs
 from dspark.errors import NumericsError
 
@@ -247,22 +246,10 @@ def token_logprobs(
 def _shape_(
     scores_NV: Tensor, rows: Sequence[RowContext], vocabulary: DraftVocabulary | None
 ) -> None:
-    for start, group in _runs(rows, lambda row: id(row.state)):
+    for places, group in row_runs(rows, lambda row: id(row.state)):
         state = group[0].state
         if state.shapes_logits:
-            drafted = [row.drafted for row in group]
-            state.shape_(scores_NV[start : start + len(group)], drafted, vocabulary)
-
-
-def _runs(
-    rows: Sequence[RowContext], key: Callable[[RowContext], Hashable]
-) -> Iterator[tuple[int, list[RowContext]]]:
-    """Neighbouring rows of equal key, with the index of their first."""
-    start = 0
-    for _, group in groupby(rows, key=key):
-        members = list(group)
-        yield start, members
-        start += len(members)
+            state.shape_(scores_NV[places], [row.drafted for row in group], vocabulary)
 
 
 def _check_maxima(max_N: Tensor, rows: Sequence[RowContext]) -> list[int]:

@@ -37,9 +37,9 @@ class Answer:
     """Tokens that were drafted for it; `None` where the server does not tell."""
 
 
-def drafted_for(answers: Iterable[Answer]) -> int | None:
-    """Tokens that were drafted for all of them; `None` where the server does not tell."""
-    told = [answer.num_drafted for answer in answers if answer.num_drafted is not None]
+def sum_told(numbers: Iterable[int | None]) -> int | None:
+    """Of those that the server told; `None` where it told none."""
+    told = [number for number in numbers if number is not None]
     return sum(told) if told else None
 
 

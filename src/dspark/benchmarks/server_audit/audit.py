@@ -9,8 +9,8 @@ from dspark.benchmarks.server_audit.asking import (
     Chat,
     OnAnswer,
     Side,
-    drafted_for,
     is_refused,
+    sum_told,
 )
 from dspark.benchmarks.server_audit.config import (
     GREEDY_PROFILES,
@@ -108,7 +108,6 @@ def audit(
                 "log-probabilities mean",
             )
         )
-    drafted = [found.num_drafted for found in greedy if found.num_drafted is not None]
     return AuditReport(
         url=url,
         model=side.model,
@@ -118,8 +117,8 @@ def audit(
         tests=[*(o for found in greedy for o in found.outcomes), *_judged(sampled, config)],
         untested=untested,
         divergences=[d for found in greedy for d in found.divergences],
-        num_sampled_drafted=drafted_for(answers),
-        num_drafted=sum(drafted) if drafted else None,
+        num_sampled_drafted=sum_told(answer.num_drafted for answer in answers),
+        num_drafted=sum_told(found.num_drafted for found in greedy),
     )
 
 

@@ -18,7 +18,7 @@ from dspark.benchmarks.server_audit.asking import (
     Question,
     Side,
     ask_all,
-    drafted_for,
+    sum_told,
 )
 from dspark.benchmarks.server_audit.config import AuditConfig, Profile
 from dspark.benchmarks.server_audit.outcome import Divergence, Outcome
@@ -81,7 +81,7 @@ def greedy_tests(
         outcomes=outcomes,
         divergences=divergences,
         noise=noise,
-        num_drafted=drafted_for(answers),
+        num_drafted=sum_told(answer.num_drafted for answer in answers),
     )
 
 

@@ -54,8 +54,8 @@ struct DraftRound : torch::CustomClassHolder, private StackStages {
   //   taps, positions, places: the tokens that wait, in parts
   //   table: pages by row; rows: that of each request
   //   forbidden: slots of all blocks and columns that no token may be of, see `Cells`
-  //   counters, options: rows of `Rounds` one after the other; a block starts at the anchor's position, one
-  //   before that of the first drafted token
+  //   counters, options: rows of `Rounds` one after the other; a block starts at the anchor's
+  //   position, one before that of the first drafted token
   std::tuple<Tensor, Tensor, bool> run(std::vector<Tensor> taps, std::vector<Tensor> positions,
                                        std::vector<Tensor> places, const Tensor& cos,
                                        const Tensor& sin, const Tensor& table,

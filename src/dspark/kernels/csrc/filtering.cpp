@@ -29,7 +29,7 @@ Scores as_they_are(const float* scores) {
 void RowFilter::apply(const Kernels& k, float* scores, int64_t width, const Filter& filter) {
   float floor = -INFINITY;
   int64_t surplus = 0;  // of the tokens at the floor, which go by lowest id
-  if ((filter.top_k > 0 && filter.top_k < width) || filter.top_p < 1.0) {
+  if (filter.cuts(width) || filter.top_p < 1.0) {
     const Prefix kept = prefix(k, scores, width, filter);
     floor = kept.last;
     surplus = k.count_from(scores, width, floor) - kept.size;
@@ -59,7 +59,7 @@ Scores RowFilter::filtered(const Kernels& k, const Scores& row, int64_t width,
 
 RowFilter::Prefix RowFilter::prefix(const Kernels& k, const float* scores, int64_t width,
                                     const Filter& filter) {
-  const bool is_cut = filter.top_k > 0 && filter.top_k < width;
+  const bool is_cut = filter.cuts(width);
   if (is_cut) {
     take_largest(k, scores, width, filter.top_k);
     scores = lead_.data();

@@ -13,6 +13,8 @@ struct Filter {
   double top_p = 1.0;
   double min_p = 0.0;
 
+  // Whether top-k drops anything of so many.
+  bool cuts(int64_t width) const { return top_k > 0 && top_k < width; }
   bool keeps_all() const { return top_k == 0 && top_p == 1.0 && min_p == 0.0; }
 };
 

@@ -537,11 +537,11 @@ struct Stack : StackLayers {
     return {states.hidden, states.tapped, states.logits};
   }
 
-  // A step of requests whose logits nothing but a temperature and filters touch, from ids to the verdict:
-  // `lay_out`, `forward` and `decide` in one. `runs`: rows of the table of pages, starts and
-  // counts in turn, one run for each request: its anchor and what is verified of its drafts.
-  // `counters`, `options`: the rows of a RoundTable one after the other. `forbidden`: rows and ids, see
-  // `Cells`.
+  // A step of requests whose logits nothing but a temperature and filters touch, from ids to the
+  // verdict: `lay_out`, `forward` and `decide` in one. `runs`: rows of the table of pages, starts
+  // and counts in turn, one run for each request: its anchor and what is verified of its drafts.
+  // `counters`, `options`: the rows of a RoundTable one after the other. `forbidden`: rows and ids,
+  // see `Cells`.
   // Gives states, accepted tokens, next tokens. States are, if they are wanted: ids, hidden
   // states, taps, the five arrays of the layout; then logits if a row's are not finite.
   std::tuple<std::vector<Tensor>, std::vector<int64_t>, std::vector<int64_t>> decode(
