@@ -140,6 +140,27 @@ def test_what_sampled_requests_cost_more_goes_by_rows(requests: int, width: int)
     np.testing.assert_allclose(found, [0.0, 1e-4 * requests])
 
 
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_a_share_of_sampled_requests_pays_its_share_and_prompts_are_never_drawn(share: float):
+    cost = replace(
+        linear_cost(context_cost=ContextCost(held=1e-6, attended=2e-7, draft_held=1e-6)),
+        sampled=sampled_cost(per_row=3e-4, per_request=1e-4),
+    )
+    tokens, held = np.array([9 + 30]), np.array([1000])
+    greedy = cost.verify_seconds(3, tokens, held)
+    mixed = cost.verify_seconds(3, tokens, held, sampled=share, num_prompt_tokens=30)
+    np.testing.assert_allclose(mixed - greedy, share * 3e-4 * 9)
+    drafting = np.array([0, 3])
+    drafts = [cost.draft_seconds(drafting, 300 * drafting, sampled=s) for s in (0.0, share)]
+    np.testing.assert_allclose(drafts[1] - drafts[0], [0.0, share * 3e-4])
+    one = cost.verify_entry(3, 9)
+    assert cost.verify_in_context(one, 3, 9, 1000, sampled=share) == pytest.approx(
+        cost.verify_seconds(3, np.array([9]), held, sampled=share)[0]
+    )
+    one = cost.draft_entry(3)
+    assert cost.draft_in_context(one, 3, 900, sampled=share) == pytest.approx(drafts[1][1])
+
+
 def test_a_table_that_knows_no_sampled_requests_takes_all_for_alike() -> None:
     assert linear_cost().sampled_seconds(4, np.array([4, 8])).tolist() == [0.0, 0.0]
     assert linear_cost().sampled_draft_seconds(np.array([4])).tolist() == [0.0]

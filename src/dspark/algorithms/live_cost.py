@@ -15,7 +15,7 @@ import numpy as np
 
 from dspark.algorithms.cost_curve import CostCurve
 from dspark.algorithms.ranking import Floats, Ints
-from dspark.algorithms.step_cost import SampledCost, StepCost, VerifyRow
+from dspark.algorithms.step_cost import Entry, SampledCost, StepCost, VerifyRow
 
 # Samples further from their median than this many deviations, and than this ratio, are outliers.
 _NUM_DEVIATIONS = 4.0
@@ -59,8 +59,8 @@ def merged(
     drafting_N = np.array([s.num_requests for s in drafts], dtype=np.int64)
     context_N = np.array([s.context for s in drafts], dtype=np.int64)
     share_N = np.array([s.sampled for s in drafts])
-    priced_N = cost.draft_seconds(drafting_N, context_N)
-    ratios_N = _log_ratios(drafts, priced_N + share_N * cost.sampled_draft_seconds(drafting_N))
+    priced_N = cost.draft_seconds(drafting_N, context_N, sampled=share_N)
+    ratios_N = _log_ratios(drafts, priced_N)
     weights = _Weights(overall=_typical(ratios_N[-window:]), window=window, prior=prior)
     draft = cost.draft.scaled(weights.factors(cost.draft.sizes, drafting_N, ratios_N))
     ratios_N = _log_ratios(verifies, _priced(cost, verifies))
@@ -101,9 +101,9 @@ def _priced(cost: StepCost, samples: Sequence[StepSample]) -> Floats:
     priced_N = np.zeros(len(samples))
     for num_requests in set(requests_N.tolist()):
         same_N = requests_N == num_requests
-        tokens_M = tokens_N[same_N]
-        priced_N[same_N] = cost.verify_seconds(num_requests, tokens_M, context_N[same_N])
-        priced_N[same_N] += share_N[same_N] * cost.sampled_seconds(num_requests, tokens_M)
+        priced_N[same_N] = cost.verify_seconds(
+            num_requests, tokens_N[same_N], context_N[same_N], sampled=share_N[same_N]
+        )
     return priced_N
 
 
@@ -169,9 +169,8 @@ class CostRatios:
         self._recent_verifies: deque[tuple[int, float]] = deque(maxlen=window)
         self._num_seen = 0
         self._row_of: dict[int, int] = {}
-        # seconds at the context of the profile, and what sampled requests cost more, by requests
-        # and tokens (-1: the draft)
-        self._measured: dict[tuple[int, int], tuple[float, float]] = {}
+        self._draft_entries: dict[int, Entry] = {}
+        self._verify_entries: dict[tuple[int, int], Entry] = {}
 
     def add(self, sample: StepSample) -> None:
         """The newest sample."""
@@ -203,26 +202,20 @@ class CostRatios:
 
     def _seconds(self, sample: StepSample) -> float:
         """What the profile says of it."""
-        num_requests, cost = sample.num_requests, self._cost
-        is_draft = sample.part is Part.DRAFT
-        key = (num_requests, -1 if is_draft else sample.num_tokens)
-        found = self._measured.get(key)
-        if found is None:
-            held_1 = np.array([num_requests * cost.context])
-            requests_1, tokens_1 = np.array([num_requests]), np.array([key[1]])
-            if is_draft:
-                found_1 = cost.draft_seconds(requests_1, held_1)
-                more_1 = cost.sampled_draft_seconds(requests_1)
-            else:
-                found_1 = cost.verify_seconds(num_requests, tokens_1, held_1)
-                more_1 = cost.sampled_seconds(num_requests, tokens_1)
-            found = self._measured[key] = float(found_1[0]), float(more_1[0])
-        measured, more = found
-        if is_draft:
-            seconds = cost.draft_in_context(measured, num_requests, sample.context)
-        else:
-            seconds = cost.verify_in_context(measured, num_requests, key[1], sample.context)
-        return seconds + sample.sampled * more
+        part, num_requests, num_tokens, context, _, sampled = sample
+        if part is Part.DRAFT:
+            entry = self._draft_entries.get(num_requests)
+            if entry is None:
+                entry = self._cost.draft_entry(num_requests)
+                self._draft_entries[num_requests] = entry
+            return self._cost.draft_in_context(entry, num_requests, context, sampled=sampled)
+        entry = self._verify_entries.get((num_requests, num_tokens))
+        if entry is None:
+            entry = self._cost.verify_entry(num_requests, num_tokens)
+            self._verify_entries[num_requests, num_tokens] = entry
+        return self._cost.verify_in_context(
+            entry, num_requests, num_tokens, context, sampled=sampled
+        )
 
     def _row(self, num_requests: int) -> int:
         found = self._row_of.get(num_requests)

@@ -19,7 +19,7 @@ Letters: B budgets 0, 1, .. of drafted tokens.
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,19 @@ class SampledCost:
         return cls(draft=CostCurve.from_json(data["draft"]), verify=_rows_from_json(data["verify"]))
 
 
+class Entry(NamedTuple):
+    """Seconds of one part of one step at the positions of the profile, as plain numbers."""
+
+    greedy: float
+    more: float
+    """What comes on top if all its requests are sampled."""
+
+    def with_extra(self, extra: float, sampled: float) -> float:
+        """With what other positions add, and for this share of sampled requests."""
+        least = (1.0 - _MOST_SAVED) * self.greedy
+        return max(self.greedy + extra, least) + sampled * self.more
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
     """The table. Frozen: live measurements make a new one (`live_cost.merged`)."""
@@ -104,20 +117,42 @@ class StepCost:
     def __post_init__(self) -> None:
         _require_rising(self.verify)
 
-    def draft_seconds(self, drafting_N: Ints, context_N: Ints) -> Floats:
-        """The drafter's part for so many requests that hold `context_N` positions: [N]."""
+    def draft_seconds(
+        self, drafting_N: Ints, context_N: Ints, *, sampled: float | Floats = 0.0
+    ) -> Floats:
+        """The drafter's part for so many requests that hold `context_N` positions: [N].
+
+        `sampled`: the share of them that are, here as everywhere.
+        """
         measured_N = np.where(drafting_N > 0, self.draft.at(drafting_N), 0.0)
         extra_N = self.context_cost.draft_held * (context_N - drafting_N * self.context)
-        return _corrected(measured_N, extra_N)
+        greedy_N = _corrected(measured_N, extra_N)
+        if not np.any(sampled):
+            return greedy_N
+        return greedy_N + sampled * self.sampled_draft_seconds(drafting_N)
 
-    def verify_seconds(self, num_requests: int, tokens_N: Ints, context_N: Ints) -> Floats:
-        """The rest of a step of these requests, by target tokens and positions held: [N]."""
+    def verify_seconds(
+        self,
+        num_requests: int,
+        tokens_N: Ints,
+        context_N: Ints,
+        *,
+        sampled: float | Floats = 0.0,
+        num_prompt_tokens: int = 0,
+    ) -> Floats:
+        """The rest of a step of these requests, by target tokens and positions held: [N].
+
+        `num_prompt_tokens` of the tokens have no rows of logits.
+        """
         measured_N = _mixed(self.verify, num_requests, tokens_N)
         more_N = context_N / max(num_requests, 1) - self.context
         extra_N = more_N * (
             self.context_cost.held * num_requests + self.context_cost.attended * tokens_N
         )
-        return _corrected(measured_N, extra_N)
+        greedy_N = _corrected(measured_N, extra_N)
+        if not np.any(sampled):
+            return greedy_N
+        return greedy_N + sampled * self.sampled_seconds(num_requests, tokens_N - num_prompt_tokens)
 
     def sampled_draft_seconds(self, drafting_N: Ints) -> Floats:
         """What the drafter's part takes more if all that draft are sampled: [N]."""
@@ -131,18 +166,36 @@ class StepCost:
             return np.zeros(len(rows_N))
         return _mixed(self.sampled.verify, num_requests, rows_N)
 
-    def draft_in_context(self, measured: float, num_drafting: int, context: int) -> float:
-        """`draft_seconds` of one step, from what it is at the positions of the profile."""
+    def draft_entry(self, num_drafting: int) -> Entry:
+        """What the table says of the drafter's part of one step."""
+        drafting_1 = np.array([num_drafting])
+        return Entry(
+            greedy=float(self.draft_seconds(drafting_1, drafting_1 * self.context)[0]),
+            more=float(self.sampled_draft_seconds(drafting_1)[0]),
+        )
+
+    def verify_entry(self, num_requests: int, num_tokens: int) -> Entry:
+        """What the table says of the rest of one step, without prompts."""
+        tokens_1, context_1 = np.array([num_tokens]), np.array([num_requests * self.context])
+        return Entry(
+            greedy=float(self.verify_seconds(num_requests, tokens_1, context_1)[0]),
+            more=float(self.sampled_seconds(num_requests, tokens_1)[0]),
+        )
+
+    def draft_in_context(
+        self, entry: Entry, num_drafting: int, context: int, *, sampled: float
+    ) -> float:
+        """`draft_seconds` of one step, from its entry."""
         extra = self.context_cost.draft_held * (context - num_drafting * self.context)
-        return max(measured + extra, (1.0 - _MOST_SAVED) * measured)
+        return entry.with_extra(extra, sampled)
 
     def verify_in_context(
-        self, measured: float, num_requests: int, num_tokens: int, context: int
+        self, entry: Entry, num_requests: int, num_tokens: int, context: int, *, sampled: float
     ) -> float:
-        """`verify_seconds` of one step, from what it is at the positions of the profile."""
+        """`verify_seconds` of one step, from its entry."""
         costs, more = self.context_cost, context / max(num_requests, 1) - self.context
         extra = more * (costs.held * num_requests + costs.attended * num_tokens)
-        return max(measured + extra, (1.0 - _MOST_SAVED) * measured)
+        return entry.with_extra(extra, sampled)
 
     def rows_around(self, num_requests: int) -> tuple[int, ...]:
         """Which rows of `verify` say what a step of so many requests costs: one, or two to mix."""

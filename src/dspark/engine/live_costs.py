@@ -49,16 +49,20 @@ class StepSeconds:
     ) -> "StepSeconds":
         """From a table. `context`: positions that all requests hold together; `sampled`: the share
         of the requests that are."""
-        rows_B = num_requests + np.arange(num_requests * cost.block_size + 1)
+        first = num_requests + num_prompt_tokens
         drafting_N = np.arange(num_requests + 1)
-        verify_B = cost.verify_seconds(
-            num_requests, rows_B + num_prompt_tokens, np.array([context])
+        return cls(
+            verify_B=cost.verify_seconds(
+                num_requests,
+                first + np.arange(num_requests * cost.block_size + 1),
+                np.array([context]),
+                sampled=sampled,
+                num_prompt_tokens=num_prompt_tokens,
+            ),
+            draft_N=cost.draft_seconds(
+                drafting_N, context * drafting_N // num_requests, sampled=sampled
+            ),
         )
-        draft_N = cost.draft_seconds(drafting_N, context * drafting_N // num_requests)
-        if sampled:
-            verify_B = verify_B + sampled * cost.sampled_seconds(num_requests, rows_B)
-            draft_N = draft_N + sampled * cost.sampled_draft_seconds(drafting_N)
-        return cls(verify_B=verify_B, draft_N=draft_N)
 
     def of_step(self, num_drafting: int, budget: float) -> float:
         """A whole step; a budget in between is rounded."""

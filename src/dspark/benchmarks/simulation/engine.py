@@ -225,14 +225,16 @@ class SimulatedEngine:
     ) -> tuple[float, float]:
         cost, count = self._cost, max(len(decoding), 1)
         context = sum(live.context for live in decoding)
-        drafting_1, tokens_1 = np.array([num_drafting]), np.array([num_tokens])
-        draft_1 = cost.draft_seconds(drafting_1, context * drafting_1 // count)
-        verify_1 = cost.verify_seconds(count, tokens_1 + num_prompt_tokens, np.array([context]))
-        num_sampled = sum(not live.request.params.is_greedy for live in decoding)
-        if num_sampled:
-            share = num_sampled / count
-            draft_1 = draft_1 + share * cost.sampled_draft_seconds(drafting_1)
-            verify_1 = verify_1 + share * cost.sampled_seconds(count, tokens_1)
+        sampled = sum(not live.request.params.is_greedy for live in decoding) / count
+        drafting_1 = np.array([num_drafting])
+        draft_1 = cost.draft_seconds(drafting_1, context * drafting_1 // count, sampled=sampled)
+        verify_1 = cost.verify_seconds(
+            count,
+            np.array([num_tokens + num_prompt_tokens]),
+            np.array([context]),
+            sampled=sampled,
+            num_prompt_tokens=num_prompt_tokens,
+        )
         return float(draft_1[0]), float(verify_1[0])
 
     def _round(self, live: _Live, cap: int, length: int) -> RoundResult:
