@@ -72,7 +72,7 @@ def stored_step_cost(fingerprint: Fingerprint, *, max_requests: int) -> StepCost
 
 def read_step_cost(path: Path) -> StepCost:
     """A table of `dspark profile`. Raises `ModelError` for anything else."""
-    return StepCost.from_json(_read(path))
+    return StepCost.from_json(read_object(path))
 
 
 def store_step_cost(cost: StepCost, path: Path | None = None) -> Path:
@@ -85,7 +85,7 @@ def store_step_cost(cost: StepCost, path: Path | None = None) -> Path:
 def read_calibration(folder: Path) -> Calibration | None:
     """What was fitted for the drafter in this directory, `None` if nothing was."""
     path = folder / CALIBRATION
-    return Calibration.from_json(_read(path)) if path.is_file() else None
+    return Calibration.from_json(read_object(path)) if path.is_file() else None
 
 
 def store_calibration(calibration: Calibration, folder: Path) -> Path:
@@ -95,13 +95,14 @@ def store_calibration(calibration: Calibration, folder: Path) -> Path:
     return path
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises `ModelError` where there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); make it again.") from error
+        raise ModelError(f"{path} cannot be read as JSON ({error}).") from error
     if not isinstance(found, dict):
-        raise ModelError(f"{path} holds no JSON object; make it again.")
+        raise ModelError(f"{path} holds no JSON object, but a list or a value.")
     return found
 
 

@@ -16,6 +16,7 @@ from dspark import assembly
 from dspark.algorithms.calibration import Calibration
 from dspark.algorithms.foreign_costs import read_cost
 from dspark.algorithms.policies import Adaptive, parse_policy
+from dspark.artifacts import read_object
 from dspark.benchmarks.environment import Environment, dtype_name
 from dspark.benchmarks.load.config import Load, LoadConfig, Unit
 from dspark.benchmarks.load.deck import Task
@@ -31,7 +32,7 @@ from dspark.benchmarks.simulation.recording import (
 )
 from dspark.benchmarks.simulation.simulate import Machine
 from dspark.benchmarks.workload import demo_prompts
-from dspark.errors import InputError, ModelError
+from dspark.errors import InputError
 from dspark.llm import LLM, shipped_drafter
 from dspark.models.embedded import DEFAULT_TARGET
 from dspark.models.gguf import default_cache
@@ -200,20 +201,12 @@ def read_machine(
         )
     recording = found[chosen]
     return Machine(
-        cost=read_cost(_json(cost), block_size=recording.block_size),
+        cost=read_cost(read_object(cost), block_size=recording.block_size),
         recording=recording,
-        calibration=None if calibration is None else Calibration.from_json(_json(calibration)),
+        calibration=None
+        if calibration is None
+        else Calibration.from_json(read_object(calibration)),
     )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON ({error}).") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} holds no table of costs or calibration, but a list or a value.")
-    return found
 
 
 def unit_sentence(unit: Unit, tokens_per_s: float, done: int, total: int) -> str:

@@ -121,3 +121,25 @@ PromptFileOption = Annotated[
     Path | None,
     typer.Option(help="Prompts, JSON lines, in place of the built-in ones of about 64 tokens."),
 ]
+Concurrency = Annotated[
+    str, typer.Option(help="Users of closed loads, separated by commas; an empty text: none.")
+]
+Rates = Annotated[str, typer.Option(help="Requests a second of open loads, separated by commas.")]
+Url = Annotated[
+    str, typer.Option(help="Base of an OpenAI-compatible server, such as http://localhost:8000/v1.")
+]
+Model = Annotated[
+    str | None,
+    typer.Option(help="Name of the model there.", show_default="the first that the server lists"),
+]
+ApiKeyFile = Annotated[
+    Path | None, typer.Option(help="File with the key that the server asks for.")
+]
+ClientPrompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="Prompts in any form that evaluate reads, ShareGPT's among them.",
+        show_default="15 built in",
+    ),
+]
+ClientLimit = Annotated[int | None, typer.Option(help="Prompts, at most.", show_default="all")]

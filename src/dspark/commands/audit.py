@@ -6,21 +6,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dspark.commands.shared import print_json
+from dspark.commands.arguments import ApiKeyFile, Json, Model, Url
+from dspark.commands.shared import key_of, print_report
 from dspark.errors import DSparkError
 from dspark.options import given, option
 
 _AUDIT = "benchmarks.server_audit.config.AuditConfig"
-Url = Annotated[
-    str, typer.Option(help="Base of an OpenAI-compatible server, such as http://localhost:8000/v1.")
-]
-Model = Annotated[
-    str | None,
-    typer.Option(help="Name of the model there.", show_default="the first that the server lists"),
-]
-ApiKeyFile = Annotated[
-    Path | None, typer.Option(help="File with the key that the server asks for.")
-]
 
 
 class NotLosslessError(DSparkError):
@@ -60,15 +51,12 @@ def audit(
     ] = False,
     seed: Annotated[int | None, option(_AUDIT, "seed")] = None,
     api_key_file: ApiKeyFile = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON on the standard output.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Is a server lossless? Greedy answers token for token, sampled ones by their distribution.
 
     Exit code 1 if not. Example: dspark audit --url http://localhost:8000/v1 --temperature 1
     """
-    from dspark import preparation_session
     from dspark.benchmarks.client_prompts import chats_of
     from dspark.benchmarks.http_api import HttpApi, first_model
     from dspark.benchmarks.server_audit.asking import Side
@@ -94,8 +82,7 @@ def audit(
         seeded=seeded,
     )
     chats = chats_of(prompts, limit=limit)
-
-    api_key = None if api_key_file is None else preparation_session.key_in(api_key_file)
+    api_key = key_of(api_key_file)
 
     def side_of(base: str, name: str | None) -> Side:
         api = HttpApi(url=base, api_key=api_key)
@@ -114,8 +101,6 @@ def audit(
             config=config,
             say=lambda text: status.update(text),
         )
-    print_audit(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+    print_report(report, print_audit, as_json=as_json)
     if not report.lossless:
         raise NotLosslessError(verdict(report))

@@ -6,9 +6,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from dspark.commands.audit import ApiKeyFile, Model, Url
-from dspark.commands.shared import print_json
-from dspark.errors import InputError, ServerFault
+from dspark.commands.arguments import (
+    ApiKeyFile,
+    ClientLimit,
+    ClientPrompts,
+    Concurrency,
+    Json,
+    Model,
+    Rates,
+    Url,
+)
+from dspark.commands.shared import (
+    key_of,
+    numbers_in,
+    print_report,
+    say_written,
+    whole_numbers_in,
+)
+from dspark.errors import ServerFault
 from dspark.options import given, option
 
 if TYPE_CHECKING:
@@ -20,20 +35,10 @@ _SERVE = "benchmarks.serve.config.ServeBenchConfig"
 def serve(
     url: Url,
     model: Model = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="Prompts in any form that evaluate reads, ShareGPT's among them.",
-            show_default="15 built in",
-        ),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Prompts, at most.", show_default="all")] = None,
-    concurrency: Annotated[
-        str, typer.Option(help="Users of closed loads, separated by commas; an empty text: none.")
-    ] = "1,4,16",
-    rates: Annotated[
-        str, typer.Option(help="Requests a second of open loads, separated by commas.")
-    ] = "",
+    prompts: ClientPrompts = None,
+    limit: ClientLimit = None,
+    concurrency: Concurrency = "1,4,16",
+    rates: Rates = "",
     seconds: Annotated[float | None, option(_SERVE, "seconds")] = None,
     warmup_seconds: Annotated[float | None, option(_SERVE, "warmup_seconds")] = None,
     max_new_tokens: Annotated[int | None, option(_SERVE, "max_new_tokens")] = None,
@@ -58,15 +63,12 @@ def serve(
         ),
     ] = None,
     api_key_file: ApiKeyFile = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON on the standard output.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Any OpenAI-compatible server under load, as its users see it, by streaming.
 
     Example: dspark bench serve --url http://localhost:8000/v1 --concurrency 1,8 --sla-ttft-ms 500
     """
-    from dspark import preparation_session
     from dspark.benchmarks.client_prompts import chats_of
     from dspark.benchmarks.http_api import HttpApi, first_model
     from dspark.benchmarks.plots import require_matplotlib
@@ -82,8 +84,8 @@ def serve(
     )
 
     config = ServeBenchConfig(
-        concurrency=[int(number) for number in _numbers("concurrency", concurrency)],
-        rates=_numbers("rates", rates),
+        concurrency=whole_numbers_in("concurrency", concurrency),
+        rates=numbers_in("rates", rates),
         **given(
             seconds=seconds,
             warmup_seconds=warmup_seconds,
@@ -98,8 +100,7 @@ def serve(
     if plot is not None:
         require_matplotlib()
     count_tokens = None if tokenizer is None else counter_of(tokenizer)
-    api_key = None if api_key_file is None else preparation_session.key_in(api_key_file)
-    api = HttpApi(url=url, api_key=api_key, timeout_s=config.timeout_seconds)
+    api = HttpApi(url=url, api_key=key_of(api_key_file), timeout_s=config.timeout_seconds)
     name = model or first_model(api)
     chats = chats_of(prompts, limit=limit)
     settings = {"url": url, "model": name, "prompts": len(chats), **config.settings()}
@@ -121,12 +122,10 @@ def serve(
         config=config,
         points=measure_all(config, measured, file=file, on_point=say, count_tokens=count_tokens),
     )
-    print_serve(console if as_json else Console(), report)
+    print_report(report, print_serve, as_json=as_json)
     if plot is not None:
         save_frontier(report, plot)
-        console.print(f"wrote {plot}", style="dim", highlight=False)
-    if as_json:
-        print_json(report.to_json())
+        say_written(console, [plot])
     if report.has_failed:
         raise ServerFault("failed", f"{url} answered no request of some load; see the errors.")
 
@@ -138,10 +137,3 @@ def counter_of(source: str) -> "CountTokens":
 
     tokenizer = Tokenizer.load(resolve_source(source))
     return lambda text: len(tokenizer.encode_rendered(text))
-
-
-def _numbers(name: str, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",") if part.strip()]
-    except ValueError as error:
-        raise InputError(f"{name} is {text!r}, but it must hold numbers.") from error

@@ -19,7 +19,16 @@ from dspark.commands.arguments import (
     Thinking,
     Threads,
 )
-from dspark.commands.shared import Bars, coupling_of, names_in, print_json, progress_bars
+from dspark.commands.shared import (
+    Bars,
+    coupling_of,
+    key_of,
+    names_in,
+    print_json,
+    print_report,
+    progress_bars,
+    say_written,
+)
 from dspark.options import given, option
 
 _ENDPOINT = "data.endpoints.EndpointConfig"
@@ -151,7 +160,7 @@ def prepare(
                 model=asked.target if model is None else model,
                 concurrency=concurrency,
                 has_token_ids=token_ids,
-                api_key=None if api_key_file is None else session.key_in(api_key_file),
+                api_key=key_of(api_key_file),
             )
         else:
             llm = assembly.load_llm(
@@ -535,12 +544,9 @@ def evaluate(
             has_plain=against_plain,
             on_prompt=Bars(progress).update,
         )
-    print_evaluation(console if as_json else Console(), report)
+    print_report(report, print_evaluation, as_json=as_json)
     if plots is not None:
-        for path in save_plots(report, plots):
-            console.print(f"wrote {path}", style="dim", highlight=False)
-    if as_json:
-        print_json(report.to_json())
+        say_written(console, save_plots(report, plots))
     if results is None:
         journal.path.unlink()
 

@@ -2,6 +2,7 @@
 
 import statistics
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from dspark.commands.arguments import (
     Target,
     Threads,
 )
-from dspark.commands.shared import print_json, say_round
+from dspark.commands.shared import print_report, say_round
 from dspark.options import given, option
 
 if TYPE_CHECKING:
@@ -84,15 +85,8 @@ def overhead(
         llm = llm.with_config(replace(llm.config, prefix_cache=False))
         llm.cycle(speculation=True)
     with console.status("engine and server in turn"):
-        report = measure(
-            llm,
-            chats,
-            config,
-            on_round=lambda number, side, rate: say_round(console, number, side, rate),
-        )
-    _print(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+        report = measure(llm, chats, config, on_round=partial(say_round, console))
+    print_report(report, _print, as_json=as_json)
 
 
 def _print(console: Console, report: "OverheadReport") -> None:

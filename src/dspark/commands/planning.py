@@ -9,23 +9,25 @@ import typer
 from rich.console import Console
 
 from dspark.commands.arguments import (
+    Concurrency,
     Device,
     Drafter,
     Dtype,
     Eager,
     Json,
     Quantization,
+    Rates,
     Target,
     Threads,
 )
 from dspark.commands.shared import (
     Bars,
     coupling_of,
-    names_in,
-    number_in,
-    print_json,
+    numbers_in,
+    print_report,
     progress_bars,
-    whole_number_in,
+    say_written,
+    whole_numbers_in,
 )
 from dspark.options import given, option
 
@@ -62,12 +64,8 @@ def simulate(
             show_default="auto,none,mtp1, every fixed width, threshold:0.5",
         ),
     ] = None,
-    concurrency: Annotated[
-        str, typer.Option(help="Users of closed loads, separated by commas; an empty text: none.")
-    ] = "1,2,4,8,16,32,64",
-    rates: Annotated[
-        str, typer.Option(help="Requests a second of open loads, separated by commas.")
-    ] = "",
+    concurrency: Concurrency = "1,2,4,8,16,32,64",
+    rates: Rates = "",
     trace: Annotated[
         Path | None,
         typer.Option(help="Arrivals, JSON lines with arrival_s, or with timestamp (Mooncake)."),
@@ -97,8 +95,8 @@ def simulate(
     names = policy_names(policies) if policies else default_policies(machine.recording.block_size)
     config = SimulationConfig(
         policies=names,
-        concurrency=[whole_number_in("concurrency", text) for text in names_in(concurrency)],
-        rates=[number_in("rates", text) for text in names_in(rates)],
+        concurrency=whole_numbers_in("concurrency", concurrency),
+        rates=numbers_in("rates", rates),
         **given(
             requests=requests,
             replicas=replicas,
@@ -111,9 +109,7 @@ def simulate(
     console = Console(stderr=True)
     with console.status("simulating"):
         report = run(machine, config=config, trace=() if trace is None else read_trace(trace))
-    print_simulation(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+    print_report(report, print_simulation, as_json=as_json)
 
 
 def calibrate(
@@ -186,15 +182,11 @@ def calibrate(
             config=config,
             on_prompt=Bars(progress).update,
         )
-    print_calibration(console if as_json else Console(), report)
+    print_report(report, print_calibration, as_json=as_json)
     if not dry_run:
-        path = artifacts.store_calibration(report.calibration, folder)
-        console.print(f"wrote {path}", style="dim", highlight=False)
+        say_written(console, [artifacts.store_calibration(report.calibration, folder)])
     if plots is not None:
-        for path in save_calibration(report, plots):
-            console.print(f"wrote {path}", style="dim", highlight=False)
-    if as_json:
-        print_json(report.to_json())
+        say_written(console, save_calibration(report, plots))
 
 
 def profile(
@@ -237,14 +229,11 @@ def profile(
     with progress_bars(console) as progress:
         update = partial(Bars(progress).update, "numbers of requests")
         cost = llm.step_cost(is_new=True, on_size=update)
-    print_step_cost(console if as_json else Console(), cost)
+    print_report(cost, print_step_cost, as_json=as_json)
     paths = [artifacts.step_cost_path(cost.fingerprint)]
     if out is not None:
         paths.append(artifacts.store_step_cost(cost, out))
-    for path in paths:
-        console.print(f"wrote {path}", style="dim", highlight=False)
-    if as_json:
-        print_json(cost.to_json())
+    say_written(console, paths)
     fault = find_fault(cost)
     if fault is not None:
         console.print(f"The table is of no use: {fault.reason}", highlight=False)
@@ -274,12 +263,8 @@ def load(
             show_default="auto,none,mtp1, every fixed width, threshold:0.5",
         ),
     ] = None,
-    concurrency: Annotated[
-        str, typer.Option(help="Users of closed loads, separated by commas; an empty text: none.")
-    ] = "1,2,4,8,16,32,64",
-    rates: Annotated[
-        str, typer.Option(help="Requests a second of open loads, separated by commas.")
-    ] = "",
+    concurrency: Concurrency = "1,2,4,8,16,32,64",
+    rates: Rates = "",
     temperatures: Annotated[
         str, typer.Option(help="Sampling temperatures; the first gives the top-level figures.")
     ] = "1,0",
@@ -328,9 +313,9 @@ def load(
     )
     config = LoadConfig(
         policies=policy_names(policies) if policies else default_policies(1),
-        concurrency=[whole_number_in("concurrency", text) for text in names_in(concurrency)],
-        rates=[number_in("rates", text) for text in names_in(rates)],
-        temperatures=[number_in("temperatures", text) for text in names_in(temperatures)],
+        concurrency=whole_numbers_in("concurrency", concurrency),
+        rates=numbers_in("rates", rates),
+        temperatures=numbers_in("temperatures", temperatures),
         **values,
     )
     if plots is not None:
@@ -361,12 +346,9 @@ def load(
             highlight=False,
         ),
     )
-    print_load(console if as_json else Console(), report)
+    print_report(report, print_load, as_json=as_json)
     if plots is not None:
-        for path in save_load_plots(report, plots):
-            console.print(f"wrote {path}", style="dim", highlight=False)
-    if as_json:
-        print_json(report.to_json())
+        say_written(console, save_load_plots(report, plots))
 
 
 def plan(
@@ -399,6 +381,4 @@ def plan(
             threads=threads,
         )
     report = measure(loaded, config=config)
-    print_plan(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+    print_report(report, print_plan, as_json=as_json)

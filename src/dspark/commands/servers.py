@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dspark.commands.arguments import Json, Target, Threads
 from dspark.commands.bench_serve import counter_of
-from dspark.commands.shared import names_in, print_json, whole_number_in
+from dspark.commands.shared import names_in, print_report, whole_numbers_in
 from dspark.errors import ServerFault
 from dspark.options import given, option
 
@@ -72,7 +72,7 @@ def servers(
     names = names_in(peers)
     peer_servers.check_names(names)
     config = ServeBenchConfig(
-        concurrency=[whole_number_in("concurrency", text) for text in names_in(concurrency)],
+        concurrency=whole_numbers_in("concurrency", concurrency),
         **given(
             seconds=seconds,
             warmup_seconds=warmup_seconds,
@@ -111,9 +111,7 @@ def servers(
         config=config,
         environment=Environment.here(),
     )
-    print_servers(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+    print_report(report, print_servers, as_json=as_json)
     if report.has_failed:
         raise ServerFault("failed", "A server answered no request of some load.")
 

@@ -1,13 +1,16 @@
-"""What commands do alike: read a list, show progress, print a line of JSON."""
+"""What commands do alike: read a list, show progress, print a report."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dspark.errors import InputError
+
+_N = TypeVar("_N", int, float)
 
 
 class Bars:
@@ -33,22 +36,32 @@ def progress_bars(console: Console) -> Progress:
     )
 
 
+def say_ready(console: Console, name: str) -> None:
+    console.print(f"{name} is ready", style="dim")
+
+
 def say_round(console: Console, number: int, name: str, tokens_per_s: float) -> None:
     console.print(f"round {number + 1}  {name}: {tokens_per_s:.1f} tokens/s", style="dim")
 
 
-def whole_number_in(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise InputError(f"{name} holds {text!r}, but it must hold whole numbers.") from error
+def say_written(console: Console, paths: Iterable[Path]) -> None:
+    for path in paths:
+        console.print(f"wrote {path}", style="dim", highlight=False)
 
 
-def number_in(name: str, text: str) -> float:
+def whole_numbers_in(name: str, text: str) -> list[int]:
+    return [_number(name, part, int, "whole numbers") for part in names_in(text)]
+
+
+def numbers_in(name: str, text: str) -> list[float]:
+    return [_number(name, part, float, "numbers") for part in names_in(text)]
+
+
+def _number(name: str, text: str, form: Callable[[str], _N], words: str) -> _N:
     try:
-        return float(text)
+        return form(text)
     except ValueError as error:
-        raise InputError(f"{name} holds {text!r}, but it must hold numbers.") from error
+        raise InputError(f"{name} holds {text!r}, but it must hold {words}.") from error
 
 
 def names_in(text: str) -> list[str]:
@@ -65,6 +78,30 @@ def coupling_of(name: str | None) -> Any:
     except ValueError as error:
         choices = " or ".join(coupling.value for coupling in Coupling)
         raise InputError(f"coupling is {name!r}, but it must be {choices}.") from error
+
+
+def key_of(file: Path | None) -> str | None:
+    """The key of a server that `--api-key-file` holds."""
+    from dspark.preparation_session import key_in
+
+    return None if file is None else key_in(file)
+
+
+class Report(Protocol):
+    """What a measuring command found."""
+
+    def to_json(self) -> Mapping[str, Any]:
+        """The keys of the `--json` line."""
+
+
+_R = TypeVar("_R", bound=Report)
+
+
+def print_report(report: _R, table: Callable[[Console, _R], None], *, as_json: bool) -> None:
+    """The table for people; with `--json` it goes to the error output, before the line of JSON."""
+    table(Console(stderr=as_json), report)
+    if as_json:
+        print_json(report.to_json())
 
 
 def print_json(value: Mapping[str, Any]) -> None:

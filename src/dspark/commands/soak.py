@@ -1,15 +1,20 @@
 """`dspark bench soak`: rude traffic for long. Parses, runs, prints; exit code 1 on a fault."""
 
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from dspark.commands.audit import ApiKeyFile, Model, Url
-from dspark.commands.shared import print_json
+from dspark.commands.arguments import (
+    ApiKeyFile,
+    ClientLimit,
+    ClientPrompts,
+    Json,
+    Model,
+    Url,
+)
+from dspark.commands.shared import key_of, print_report
 from dspark.errors import ServerFault
 from dspark.options import given, option
 
@@ -23,14 +28,8 @@ _SOAK = "benchmarks.soak.config.SoakConfig"
 def soak(
     url: Url,
     model: Model = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="Prompts in any form that evaluate reads, ShareGPT's among them.",
-            show_default="15 built in",
-        ),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Prompts, at most.", show_default="all")] = None,
+    prompts: ClientPrompts = None,
+    limit: ClientLimit = None,
     minutes: Annotated[float | None, option(_SOAK, "minutes")] = None,
     visitors: Annotated[int | None, option(_SOAK, "visitors")] = None,
     max_new_tokens: Annotated[int | None, option(_SOAK, "max_new_tokens")] = None,
@@ -38,9 +37,7 @@ def soak(
     max_growth: Annotated[float | None, option(_SOAK, "max_growth")] = None,
     seed: Annotated[int | None, option(_SOAK, "seed")] = None,
     api_key_file: ApiKeyFile = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON on the standard output.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Rude traffic at saturation: cancels, slow readers, huge and tiny prompts, broken requests.
 
@@ -48,7 +45,6 @@ def soak(
 
     Example: dspark bench soak --url http://localhost:8000/v1 --minutes 30
     """
-    from dspark import preparation_session
     from dspark.benchmarks.client_prompts import chats_of
     from dspark.benchmarks.http_api import HttpApi, first_model
     from dspark.benchmarks.soak import soak as bench
@@ -64,8 +60,7 @@ def soak(
             seed=seed,
         )
     )
-    api_key = None if api_key_file is None else preparation_session.key_in(api_key_file)
-    api = HttpApi(url=url, api_key=api_key, timeout_s=config.timeout_seconds)
+    api = HttpApi(url=url, api_key=key_of(api_key_file), timeout_s=config.timeout_seconds)
     console = Console(stderr=True)
     with console.status("references") as status:
 
@@ -80,9 +75,7 @@ def soak(
             config=config,
             on_time=say,
         )
-    _print(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+    print_report(report, _print, as_json=as_json)
     if not report.passed:
         raise ServerFault("failed", f"{url} did not pass: {_why(report)}.")
 

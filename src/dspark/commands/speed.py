@@ -26,11 +26,13 @@ from dspark.commands.arguments import (
 from dspark.commands.shared import (
     Bars,
     names_in,
-    number_in,
+    numbers_in,
     print_json,
+    print_report,
     progress_bars,
+    say_ready,
     say_round,
-    whole_number_in,
+    whole_numbers_in,
 )
 from dspark.options import given, option
 
@@ -86,12 +88,10 @@ def single(
         source=entry.source,
         config=config,
         places=entry.places,
-        on_ready=lambda name: console.print(f"{name} is ready", style="dim"),
-        on_round=lambda number, name, rate: say_round(console, number, name, rate),
+        on_ready=partial(say_ready, console),
+        on_round=partial(say_round, console),
     )
-    print_single(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+    print_report(report, print_single, as_json=as_json)
 
 
 def throughput(
@@ -119,7 +119,7 @@ def throughput(
     from dspark.benchmarks.throughput import measure
 
     config = RaceConfig(**given(num_threads=threads, rounds=rounds, max_new_tokens=max_new_tokens))
-    sizes = [whole_number_in("concurrency", text) for text in names_in(concurrency)]
+    sizes = whole_numbers_in("concurrency", concurrency)
     entry = comparison.race_entry(
         target=target,
         drafter=drafter,
@@ -138,12 +138,10 @@ def throughput(
         source=entry.source,
         config=config,
         places=entry.places,
-        on_ready=lambda name: console.print(f"{name} is ready", style="dim"),
-        on_round=lambda number, name, rate: say_round(console, number, name, rate),
+        on_ready=partial(say_ready, console),
+        on_round=partial(say_round, console),
     )
-    print_throughput(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+    print_report(report, print_throughput, as_json=as_json)
 
 
 def exact(
@@ -189,7 +187,7 @@ def exact(
 
     config = ExactnessConfig(
         **given(max_new_tokens=max_new_tokens, reference_batch=reference_batch, seed=seed),
-        temperatures=[number_in("temperatures", text) for text in names_in(temperatures)],
+        temperatures=numbers_in("temperatures", temperatures),
         batches=names_in(batches),
         ignore_eos=ignore_eos,
     )
@@ -211,9 +209,7 @@ def exact(
             bars = Bars(progress)
             runs += measure(llm, prompts, arithmetic=name, config=config, on_progress=bars.update)
     report = report_of(runs, num_prompts=len(prompts), config=config)
-    print_exactness(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+    print_report(report, print_exactness, as_json=as_json)
     if not (report.identical and report.conclusive):
         raise typer.Exit(1)
 
@@ -251,9 +247,7 @@ def perplexity(
             update = partial(Bars(progress).update, name)
             found[name] = measure(llm.target, rows, on_answer=update)
     report = report_of(found, num_answers=len(rows))
-    print_perplexity(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+    print_report(report, print_perplexity, as_json=as_json)
 
 
 def install_peers(
@@ -311,9 +305,7 @@ def step(
         console.print(f"{shape}, {size} tokens: {milliseconds:.2f} ms", style="dim")
 
     report = measure(loaded, quantization=quantization, config=config, plain=plain, on_size=say)
-    print_step(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+    print_report(report, print_step, as_json=as_json)
 
 
 def cycle(
@@ -338,9 +330,7 @@ def cycle(
         )
     with console.status("taking steps"):
         report = measure(llm.target, drafter=llm.drafter, quantization=quantization, config=config)
-    print_cycle(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+    print_report(report, print_cycle, as_json=as_json)
 
 
 def bench_train(
@@ -379,9 +369,7 @@ def bench_train(
     console = Console(stderr=True)
     with console.status("training a few steps twice"):
         report = compare(config)
-    print_training(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+    print_report(report, print_training, as_json=as_json)
 
 
 def bench_states(
@@ -479,6 +467,4 @@ def prefix(
     console = Console(stderr=True)
     with progress_bars(console) as progress:
         report = measure(llm, config, on_request=partial(Bars(progress).update, "requests"))
-    print_prefix(console if as_json else Console(), report)
-    if as_json:
-        print_json(report.to_json())
+    print_report(report, print_prefix, as_json=as_json)
