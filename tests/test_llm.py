@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from dspark.completion import Job, Prompt
 from dspark.core import FinishReason, Origin, SamplingParams
 from dspark.engine.cycle import CycleConfig
 from dspark.errors import InputError, ModelError
-from dspark.llm import LLM, Job, Prompt
+from dspark.llm import LLM
 from dspark.models.checkpoint import Provenance, save_drafter, target_fingerprint
 from tests.toys import toy_drafter
 

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from dspark.benchmarks.report import Painter, legend
+from dspark.completion import Piece
 from dspark.core import SamplingParams
 from dspark.errors import InputError
-from dspark.llm import LLM, Piece
+from dspark.llm import LLM
 
 HELP = "/reset forgets the conversation, /exit ends it, /help says this; Ctrl-C stops an answer."
 

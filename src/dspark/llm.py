@@ -2,8 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,16 +15,8 @@ from dspark.algorithms.cost_faults import Fault, find_fault
 from dspark.algorithms.fingerprint import Fingerprint
 from dspark.algorithms.policies import WHOLE_BLOCK, Adaptive, Baseline, FixedWidth, parse_policy
 from dspark.algorithms.step_cost import StepCost
-from dspark.algorithms.survival import AcceptanceStats
-from dspark.core import (
-    FinishReason,
-    Origin,
-    Request,
-    RoundResult,
-    SamplingParams,
-    TokenLogprobs,
-    resolve_dtype,
-)
+from dspark.completion import Answer, Completion, Job, Piece, Prompt
+from dspark.core import FinishReason, Request, RoundResult, SamplingParams, resolve_dtype
 from dspark.engine.adaptive_planner import AdaptivePlanner
 from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.engine.draft_source import DraftSource, block_size_of
@@ -42,108 +34,8 @@ from dspark.text.detokenizer import Detokenizer
 from dspark.text.grammar import GrammarCompiler
 from dspark.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Text as it is, token ids, or chat messages for the target's own template."""
-
 PROMPT_LOOKUP = "prompt-lookup"
 """The name of a drafter without weights."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestStats:
-    """What one answer cost. Seconds are wall-clock of the whole batch it ran in."""
-
-    acceptance: AcceptanceStats
-    prefill_s: float
-    """From submission to the first token."""
-    decode_s: float
-    """From the first token to the last."""
-
-    @property
-    def tau(self) -> float | None:
-        """Tokens committed per round; `None` if the answer ended with its first token."""
-        return self.acceptance.tau
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """One finished answer. `text` is cut before a stop string, `token_ids` after it."""
-
-    prompt_ids: Sequence[int]
-    token_ids: Sequence[int]
-    text: str
-    finish_reason: FinishReason
-    origins: Sequence[Origin]
-    logprobs: Sequence[TokenLogprobs] | None
-    stats: RequestStats
-    rounds: Sequence[RoundResult]
-    """How it came about, the prompt's own pass first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One prompt in a long line of them; `key` is the caller's own name for it."""
-
-    key: str
-    prompt: Prompt
-    params: SamplingParams
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """What one round added to a streamed answer; the last piece has a `finish_reason`."""
-
-    text: str
-    token_ids: Sequence[int]
-    origins: Sequence[Origin]
-    finish_reason: FinishReason | None
-
-
-@dataclass(slots=True)
-class _Answer:
-    """An answer while it grows."""
-
-    request: Request
-    detokenizer: Detokenizer | None
-    started_s: float
-    first_s: float = 0.0
-    last_s: float = 0.0
-    texts: list[str] = field(default_factory=list)
-    rounds: list[RoundResult] = field(default_factory=list)
-
-    def add(self, result: RoundResult, now_s: float) -> str:
-        self.rounds.append(result)
-        if not result.token_ids:
-            return ""
-        if not self.first_s:
-            self.first_s = now_s
-        self.last_s = now_s
-        text = "" if self.detokenizer is None else self.detokenizer.push(result.token_ids)
-        if result.finish_reason is not None and self.detokenizer is not None:
-            text += self.detokenizer.flush()
-        self.texts.append(text)
-        return text
-
-    def completion(self) -> Completion:
-        has_logprobs = self.request.params.num_logprobs is not None
-        reason = self.rounds[-1].finish_reason if self.rounds else FinishReason.LENGTH
-        assert reason is not None
-        return Completion(
-            prompt_ids=self.request.prompt_ids,
-            token_ids=[token for item in self.rounds for token in item.token_ids],
-            text="".join(self.texts),
-            finish_reason=reason,
-            origins=[origin for item in self.rounds for origin in item.origins],
-            logprobs=[p for item in self.rounds for p in item.logprobs or ()]
-            if has_logprobs
-            else None,
-            stats=RequestStats(
-                acceptance=AcceptanceStats.of(self.rounds),
-                prefill_s=self.first_s - self.started_s if self.first_s else 0.0,
-                decode_s=self.last_s - self.first_s,
-            ),
-            rounds=self.rounds,
-        )
 
 
 class LLM:
@@ -360,8 +252,8 @@ class LLM:
         early ends what runs. Nothing else may be generated in between.
         """
         cycle = self.cycle(speculation=speculation)
-        running: dict[str, tuple[Job, _Answer]] = {}
-        try:
+        running: dict[str, tuple[Job, Answer]] = {}
+        with self._leaving_nothing(cycle, running):
             while True:
                 # twice the slots: who waits can start in the step after another one ends
                 while len(running) < 2 * self.config.max_requests and (job := take()) is not None:
@@ -376,12 +268,6 @@ class LLM:
                     if result.finish_reason is not None:
                         del running[result.request_id]
                         yield job, answer.completion()
-        except ArithmeticError:
-            self.forget_cycles()  # the step broke off; pages of its requests are in no known state
-            raise
-        finally:
-            for request_id in running:
-                cycle.abort(request_id)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt in any of its forms."""
@@ -484,7 +370,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams],
         *,
         speculation: bool,
-    ) -> list[_Answer]:
+    ) -> list[Answer]:
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise InputError(
@@ -505,9 +391,9 @@ class LLM:
             raise
         return answers
 
-    def _answer(self, prompt: Prompt, params: SamplingParams) -> _Answer:
+    def _answer(self, prompt: Prompt, params: SamplingParams) -> Answer:
         self._num_requests += 1
-        return _Answer(
+        return Answer(
             request=Request(
                 id=f"r{self._num_requests}", prompt_ids=self.prompt_ids(prompt), params=params
             ),
@@ -516,16 +402,22 @@ class LLM:
         )
 
     def _run(
-        self, answers: Mapping[str, _Answer], *, speculation: bool
-    ) -> Iterator[tuple[_Answer, RoundResult]]:
+        self, answers: Mapping[str, Answer], *, speculation: bool
+    ) -> Iterator[tuple[Answer, RoundResult]]:
         cycle = self.cycle(speculation=speculation)
         running = {a.request.id for a in answers.values() if a.request.params.max_tokens > 0}
-        try:
+        with self._leaving_nothing(cycle, running):
             while running:
                 for result in cycle.step().rounds:
                     if result.finish_reason is not None:
                         running.discard(result.request_id)
                     yield answers[result.request_id], result
+
+    @contextmanager
+    def _leaving_nothing(self, cycle: Cycle, running: Collection[str]) -> Iterator[None]:
+        """However the steps end, nothing of `running`, which shrinks meanwhile, stays behind."""
+        try:
+            yield
         except ArithmeticError:
             self.forget_cycles()  # the step broke off; pages of its requests are in no known state
             raise

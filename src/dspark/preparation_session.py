@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dspark.completion import Completion, Job
 from dspark.core import SamplingParams
 from dspark.data.answers import Answer, AnswerFile, AnswerSettings, Sampling, read_answers
 from dspark.data.endpoints import EndpointConfig, Endpoints, RequestOptions
 from dspark.data.preparation import Answerer, Failure, PrepareReport, Take, Turn, prepare
 from dspark.data.prompts import Prompt, read_prompts, with_system
 from dspark.errors import DSparkError, InputError, ModelError
-from dspark.llm import LLM, Completion, Job
+from dspark.llm import LLM
 from dspark.models.target import resolve_source
 from dspark.text.answer_span import AnswerSpan
 from dspark.text.tokenizer import Tokenizer

@@ -6,9 +6,10 @@ import pytest
 
 from dspark.benchmarks import exactness
 from dspark.benchmarks.exactness import MIXED, ExactnessConfig, measure, report_of
+from dspark.completion import Job
 from dspark.core import SamplingParams
 from dspark.errors import InputError
-from dspark.llm import LLM, Job
+from dspark.llm import LLM
 
 PROMPTS = [[5 + i, 6, 7, 8 + i] for i in range(6)]
 

@@ -23,9 +23,10 @@ from dspark.algorithms.calibration_metrics import (
 )
 from dspark.algorithms.online_calibration import MAX_SHARE, Window, refit
 from dspark.benchmarks.environment import Environment
+from dspark.completion import Job, Prompt
 from dspark.core import Coupling, RoundResult, SamplingParams
 from dspark.errors import InputError, ModelError
-from dspark.llm import LLM, Job, Prompt
+from dspark.llm import LLM
 
 MIN_ROUNDS = 200
 _NUM_DRAWS = 20

@@ -15,9 +15,10 @@ from dspark.benchmarks import audit
 from dspark.benchmarks.audit import Divergence
 from dspark.benchmarks.environment import Environment, dtype_name
 from dspark.benchmarks.workload import Prompt, demo_prompts
+from dspark.completion import Completion, Piece
 from dspark.core import SamplingParams
 from dspark.errors import InputError
-from dspark.llm import LLM, Completion, Piece
+from dspark.llm import LLM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

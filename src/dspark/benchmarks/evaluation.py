@@ -13,10 +13,11 @@ from typing import Any
 
 from dspark.benchmarks.evaluation_report import DrafterShape, EvaluationReport, report_of
 from dspark.benchmarks.journal import PLAIN, Cell, Journal, PromptRecord
+from dspark.completion import Job
 from dspark.core import Coupling, SamplingParams
 from dspark.engine.prompt_lookup import PromptLookup
 from dspark.errors import InputError
-from dspark.llm import LLM, Job
+from dspark.llm import LLM
 from dspark.models.drafter_config import DrafterKind
 
 

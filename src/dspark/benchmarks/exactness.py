@@ -15,9 +15,10 @@ from dspark.algorithms.survival import AcceptanceStats
 from dspark.benchmarks import audit
 from dspark.benchmarks.audit import Divergence
 from dspark.benchmarks.environment import Environment
+from dspark.completion import Job, Prompt
 from dspark.core import SamplingParams
 from dspark.errors import InputError
-from dspark.llm import LLM, Job, Prompt
+from dspark.llm import LLM
 
 MIXED = "mixed"
 """A batch that requests join and leave at different steps, some of them with fewer drafts or none.

@@ -13,8 +13,8 @@ import torch
 from dspark.algorithms.calibration_metrics import ConfidenceRounds
 from dspark.algorithms.survival import AcceptanceStats
 from dspark.benchmarks.results_file import ResultsFile
+from dspark.completion import Completion
 from dspark.core import FinishReason, RoundResult
-from dspark.llm import Completion
 
 PLAIN = "plain"
 """Drafter name of the run without one."""

@@ -12,9 +12,10 @@ from typing import Any
 from dspark.algorithms.survival import AcceptanceStats
 from dspark.benchmarks.environment import Environment, dtype_name
 from dspark.benchmarks.workload import demo_prompts, many_prompts
+from dspark.completion import Completion
 from dspark.core import SamplingParams
 from dspark.errors import InputError
-from dspark.llm import LLM, Completion
+from dspark.llm import LLM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

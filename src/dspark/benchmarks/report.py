@@ -24,8 +24,9 @@ from dspark.benchmarks.single import SingleReport
 from dspark.benchmarks.step import StepReport
 from dspark.benchmarks.throughput import ThroughputReport
 from dspark.benchmarks.workload import Prompt
+from dspark.completion import Piece
 from dspark.core import Origin, SamplingParams
-from dspark.llm import LLM, Piece
+from dspark.llm import LLM
 from dspark.text.detokenizer import Detokenizer
 from dspark.text.tokenizer import Tokenizer
 
