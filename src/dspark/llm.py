@@ -175,7 +175,7 @@ class LLM:
             path,
             self.target,
             num_tokens=tokenizer.vocab_size,
-            template_hash=tokenizer.template_hash if tokenizer.has_chat_template else None,
+            template_hash=tokenizer.template_hash,
         ).to(self.target.dtype)
         if self.target.device.type == "cpu":
             drafter.pack(quantization=self._drafter_quantization)

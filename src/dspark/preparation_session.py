@@ -248,11 +248,10 @@ def key_in(file: Path) -> str:
 
 
 def _settings(asked: Asked, tokenizer: Tokenizer, engine: str) -> AnswerSettings:
-    has_template = tokenizer.has_chat_template and not asked.is_raw
     return AnswerSettings(
         target=asked.target,
         engine=engine,
-        template_hash=tokenizer.template_hash if has_template else None,
+        template_hash=None if asked.is_raw else tokenizer.template_hash,
         thinking=asked.thinking,
         system=asked.system,
         samplings=asked.samplings,

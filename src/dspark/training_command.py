@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import distributed
 
 from dspark import assembly
+from dspark.data.answers import read_all_answers
 from dspark.data.remote_states import serve_states
 from dspark.dry_run import Amount, describe, dry_run
 from dspark.errors import InputError
@@ -32,7 +33,6 @@ from dspark.training_session import (
     RunReport,
     StatesConfig,
     Watchers,
-    read_all_answers,
     tap_layers,
     train,
 )

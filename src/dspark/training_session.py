@@ -12,28 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dspark.algorithms.draft_vocabulary import DraftVocabulary
-from dspark.algorithms.token_pairs import pair_bias
-from dspark.data.answers import Answer, AnswerSettings, join_turns, read_answers
+from dspark.data.answers import Answer, conditions_of
 from dspark.data.batches import AnswerBatches, BatchConfig, split_held_out, usable
 from dspark.data.cache_fill import Filling, fill_cache
 from dspark.data.hidden_states import OnlineStates, StatesSource
 from dspark.data.on_policy import OnPolicyBatches
 from dspark.data.remote_states import RemoteStates, StateSizes
 from dspark.data.states_cache import CacheFormat, StatesCache
-from dspark.data.token_mass import select_vocabulary, sum_mass, token_mass
-from dspark.drafter_shape import drafter_config
-from dspark.errors import InputError, ModelError
-from dspark.models.checkpoint import Provenance, load_drafter, save_drafter, target_fingerprint
+from dspark.data.token_mass import sum_mass
+from dspark.drafter_start import new_drafter, trained_drafter
+from dspark.errors import InputError
+from dspark.models.checkpoint import Provenance, save_drafter, target_fingerprint
 from dspark.models.drafter import Drafter
-from dspark.models.heads import SequentialKind
 from dspark.models.kinds import AnyDrafter, drafter_of
 from dspark.models.target import Target
 from dspark.recipes import Recipe
 from dspark.text.tokenizer import Tokenizer
 from dspark.training.objective import TargetHead
 from dspark.training.ranks import OneProcess, Ranks
-from dspark.training.snapshot import read_snapshot, write_snapshot
 from dspark.training.state_start import start_from_states
 from dspark.training.trainer import StepReport, TrainConfig, Trainer, TrainSummary
 from dspark.training.validation import Validation
@@ -107,40 +103,6 @@ class RunReport:
         return {**values.pop("summary"), **values}
 
 
-def read_all_answers(files: Sequence[Path]) -> list[Answer]:
-    """The answers of several files, conversations in one piece (`join_turns`).
-
-    Raises `InputError` if an id occurs twice, or for answers made under different conditions.
-    """
-    answers = [answer for file in files for answer in read_answers(file)]
-    conditions_of(answers)
-    seen: set[str] = set()
-    for answer in answers:
-        if answer.id in seen:
-            raise InputError(
-                f"Answer id {answer.id!r} occurs twice in {', '.join(map(str, files))}; "
-                "give each answer its own id."
-            )
-        seen.add(answer.id)
-    return join_turns(answers)
-
-
-def conditions_of(answers: Sequence[Answer]) -> AnswerSettings | None:
-    """How the answers were made, as far as a drafter's user must do the same; `None` if unknown.
-
-    Raises `InputError` if thinking mode, system prompt or template differ among them (UC-102).
-    """
-    found = {id(a.settings): a.settings for a in answers if a.settings is not None}.values()
-    for name in ("thinking", "system", "template_hash"):
-        values = {getattr(settings, name) for settings in found}
-        if len(values) > 1:
-            raise InputError(
-                f"These answers were made with different values of {name} "
-                f"({', '.join(map(repr, sorted(map(str, values))))}); train on one kind at a time."
-            )
-    return next(iter(found), None)
-
-
 def train(
     target: Target,
     tokenizer: Tokenizer,
@@ -159,20 +121,19 @@ def train(
     """
     ranks = OneProcess() if ranks is None else ranks
     config = _train_config(recipe, run)
-    start = None if run.init_from is None else _starting_drafter(run.init_from, target, tokenizer)
+    start = None if run.init_from is None else trained_drafter(run.init_from, target, tokenizer)
     taps = start.config.target_layer_ids if start is not None else None
     taps = recipe.taps(target.spec.num_layers) if taps is None else taps
     # a mistake in the amounts is told before the target runs for hours
     split_held_out(usable(answers), num_prompts=recipe.num_held_out, seed=recipe.seed)
     format = cache_format(target, tokenizer, taps=taps, dtype=run.states.cache_dtype)
-    source: StatesSource
     if worker is not None:
-        source = _remote(target, format, worker, watchers)
+        source: StatesSource = _remote(target, format, worker, watchers)
     else:
         source = _states(target, answers, format, run, watchers, ranks)
     drafter = start
     if drafter is None:
-        drafter = _new_drafter(target, tokenizer, answers, recipe, run.work, source, ranks)
+        drafter = new_drafter(target, tokenizer, answers, recipe, run.work, source, ranks)
     plain = AnswerBatches(
         answers,
         source=source,
@@ -180,8 +141,7 @@ def train(
         rank=ranks.rank,
         num_ranks=ranks.size,
     )
-    watchers.say(_data_line(answers, plain, ranks))
-    for line in _off_policy_lines(answers, target):
+    for line in [_data_line(answers, plain, ranks), *_off_policy_lines(answers, target)]:
         watchers.say(line)
     if recipe.state_start and start is None and not (run.work / "training.pt").exists():
         assert isinstance(drafter, Drafter), "only a block drafter starts from states"
@@ -230,7 +190,7 @@ def tap_layers(
 ) -> tuple[int, ...]:
     """The target's layers whose outputs this run reads."""
     if run.init_from is not None:
-        return _starting_drafter(run.init_from, target, tokenizer).config.target_layer_ids
+        return trained_drafter(run.init_from, target, tokenizer).config.target_layer_ids
     return recipe.taps(target.spec.num_layers)
 
 
@@ -290,7 +250,7 @@ def cache_format(
     return CacheFormat(
         target=target_fingerprint(target.embed_weight_VD),
         target_dtype=str(target.dtype).removeprefix("torch."),
-        template=tokenizer.template_hash if tokenizer.has_chat_template else "",
+        template=tokenizer.template_hash or "",
         tokenizer=tokenizer.vocabulary_hash,
         tap_layers=tuple(taps),
         tap_size=len(taps) * target.spec.hidden_size,
@@ -365,113 +325,6 @@ def _sent_bytes(format: CacheFormat, target: Target) -> int:
     return format.width * target.dtype.itemsize
 
 
-def _starting_drafter(path: Path, target: Target, tokenizer: Tokenizer) -> AnyDrafter:
-    """A trained drafter to go on with, its weights trainable."""
-    drafter = load_drafter(
-        path,
-        target,
-        num_tokens=tokenizer.vocab_size,
-        template_hash=tokenizer.template_hash if tokenizer.has_chat_template else None,
-    ).to(target.dtype)
-    return drafter.requires_grad_()
-
-
-def _new_drafter(
-    target: Target,
-    tokenizer: Tokenizer,
-    answers: Sequence[Answer],
-    recipe: Recipe,
-    work: Path,
-    source: StatesSource,
-    ranks: Ranks,
-) -> AnyDrafter:
-    """Random weights from the recipe's seed, and the run's draft vocabulary."""
-    config = drafter_config(target, tokenizer, recipe)
-    d2t_S = None
-    if config.draft_vocab_size is not None:
-        if ranks.rank == 0:
-            _choose_vocabulary(config.draft_vocab_size, target, answers, work, source)
-        ranks.wait()
-        d2t_S = read_snapshot(work / "vocabulary.pt")["d2t_S"]
-    drafter = drafter_of(
-        config,
-        embed_weight_VD=target.embed_weight_VD,
-        head_weight_VD=target.head_weight_VD,
-        d2t_S=d2t_S,
-        generator=torch.Generator().manual_seed(recipe.seed),
-    )
-    if recipe.pair_start:
-        _start_from_pairs(drafter, answers, recipe)
-    return drafter.to(target.dtype)
-
-
-@torch.no_grad()
-def _start_from_pairs(drafter: AnyDrafter, answers: Sequence[Answer], recipe: Recipe) -> None:
-    """Put the pairs of the answers that are trained on into the sequential head.
-
-    A small budget hardly moves rows of W1 that few slots read; counting takes a second.
-    """
-    train, _ = split_held_out(usable(answers), num_prompts=recipe.num_held_out, seed=recipe.seed)
-    assert isinstance(drafter, Drafter), "only a block drafter has a sequential head"
-    head = drafter.markov_head
-    assert head is not None, "pair_start needs a sequential head"
-    previous_N, next_N = _pairs(train)
-    if drafter.d2t_S is not None:
-        vocabulary = DraftVocabulary.of(drafter.d2t_S.cpu(), vocab_size=drafter.config.vocab_size)
-        next_N = vocabulary.column_V[next_N]
-        is_inside_N = next_N < vocabulary.size
-        previous_N, next_N = previous_N[is_inside_N], next_N[is_inside_N]
-    w1_Vr, w2_Sr = pair_bias(
-        previous_N,
-        next_N,
-        vocab_size=drafter.config.vocab_size,
-        draft_vocab_size=drafter.config.num_draft_tokens,
-        rank=head.rank,
-    )
-    head.markov_w1.weight.copy_(w1_Vr)
-    # A gate starts at a half, so its rows are doubled.
-    head.markov_w2.weight.copy_(w2_Sr * (2.0 if head.kind is SequentialKind.GATED else 1.0))
-
-
-def _pairs(answers: Sequence[Answer]) -> tuple[Tensor, Tensor]:
-    """Tokens of answers, each with the one before it: [N] each."""
-    previous: list[int] = []
-    following: list[int] = []
-    for answer in answers:
-        ids = [*answer.prompt_token_ids, *answer.token_ids]
-        places = [place for place, kept in enumerate(answer.loss_mask().tolist()) if kept and place]
-        previous += [ids[place - 1] for place in places]
-        following += [ids[place] for place in places]
-    return torch.tensor(previous), torch.tensor(following)
-
-
-def _choose_vocabulary(
-    size: int, target: Target, answers: Sequence[Answer], work: Path, source: StatesSource
-) -> None:
-    """Write the run's own map, once: chosen again, every row of W2 would mean another token.
-
-    Another size is another map (UC-077).
-    """
-    file = work / "vocabulary.pt"
-    work.mkdir(parents=True, exist_ok=True)
-    if file.exists():
-        found = read_snapshot(file)["d2t_S"]
-        if len(found) == size:
-            return
-        if (work / "training.pt").exists():
-            raise ModelError(
-                f"{work} holds a run with a draft vocabulary of {len(found)} tokens, not {size}; "
-                "use another --work directory, or delete it to start again."
-            )
-    if isinstance(source, StatesCache):
-        mass_V = source.mass()
-    else:
-        remote = source if isinstance(source, RemoteStates) else None
-        mass_V = token_mass(target, answers, source=remote)
-    d2t_S = select_vocabulary(mass_V, size=size, always=target.spec.eos_ids)
-    write_snapshot(file, {"d2t_S": d2t_S})
-
-
 def _whole(drafter: AnyDrafter, target: Target, masters: dict[str, Tensor]) -> AnyDrafter:
     """A drafter with whole weights, from one whose weights are shards."""
     whole = drafter_of(
@@ -497,7 +350,7 @@ def _provenance(
         target_name=target.spec.name,
         target_fingerprint=target_fingerprint(target.embed_weight_VD),
         target_dtype=str(target.dtype).removeprefix("torch."),
-        template_hash=tokenizer.template_hash if tokenizer.has_chat_template else None,
+        template_hash=tokenizer.template_hash,
         thinking=None if conditions is None else conditions.thinking,
         system=None if conditions is None else conditions.system,
         recipe={

@@ -393,9 +393,9 @@ def bench_states(
 ) -> None:
     """What int8 hidden states cost in accepted length: one drafter trained twice, then compared."""
     from dspark import assembly, cache_loss
+    from dspark.data.answers import read_all_answers
     from dspark.models.target import resolve_source
     from dspark.text.tokenizer import Tokenizer
-    from dspark.training_session import read_all_answers
 
     values = given(
         num_layers=num_layers,

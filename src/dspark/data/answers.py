@@ -148,6 +148,40 @@ def _continues(before: Answer, answer: Answer) -> bool:
     return answer.turn > before.turn and list(answer.prompt_token_ids[: len(said)]) == said
 
 
+def read_all_answers(files: Sequence[Path]) -> list[Answer]:
+    """The answers of several files, conversations in one piece (`join_turns`).
+
+    Raises `InputError` if an id occurs twice, or for answers made under different conditions.
+    """
+    answers = [answer for file in files for answer in read_answers(file)]
+    conditions_of(answers)
+    seen: set[str] = set()
+    for answer in answers:
+        if answer.id in seen:
+            raise InputError(
+                f"Answer id {answer.id!r} occurs twice in {', '.join(map(str, files))}; "
+                "give each answer its own id."
+            )
+        seen.add(answer.id)
+    return join_turns(answers)
+
+
+def conditions_of(answers: Sequence[Answer]) -> AnswerSettings | None:
+    """How the answers were made, as far as a drafter's user must do the same; `None` if unknown.
+
+    Raises `InputError` if thinking mode, system prompt or template differ among them (UC-102).
+    """
+    found = {id(a.settings): a.settings for a in answers if a.settings is not None}.values()
+    for name in ("thinking", "system", "template_hash"):
+        values = {getattr(settings, name) for settings in found}
+        if len(values) > 1:
+            raise InputError(
+                f"These answers were made with different values of {name} "
+                f"({', '.join(map(repr, sorted(map(str, values))))}); train on one kind at a time."
+            )
+    return next(iter(found), None)
+
+
 def _joined(before: Answer, answer: Answer) -> Answer:
     said = len(before.prompt_token_ids) + len(before.token_ids)
     asked = len(answer.prompt_token_ids)

@@ -89,9 +89,11 @@ class Tokenizer:
         return bool(self._tokenizer.chat_template)
 
     @property
-    def template_hash(self) -> str:
-        """SHA-256 of the chat template, hexadecimal; of the empty text if there is none."""
-        template = self._tokenizer.chat_template or ""
+    def template_hash(self) -> str | None:
+        """SHA-256 of the chat template, hexadecimal; `None` if there is none."""
+        template = self._tokenizer.chat_template
+        if not template:
+            return None
         text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
