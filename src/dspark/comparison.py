@@ -11,7 +11,7 @@ from dspark.benchmarks.client_prompts import chats_of, many_chats
 from dspark.benchmarks.peers import FAMILIES, Engine, Ours, chosen_peers, our_engines
 from dspark.benchmarks.race import Places
 from dspark.errors import InputError
-from dspark.models.target import resolve_source
+from dspark.models.target_source import resolve_source
 from dspark.options import given
 from dspark.text.tokenizer import Tokenizer
 

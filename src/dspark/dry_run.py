@@ -17,7 +17,7 @@ from dspark.drafter_shape import drafter_config
 from dspark.errors import InputError, ModelError
 from dspark.models.drafter_config import DrafterConfig
 from dspark.models.kinds import drafter_of
-from dspark.models.target import resolve_source
+from dspark.models.target_source import resolve_source
 from dspark.recipes import Recipe
 from dspark.training.plan import Plan, Schedule, Sizes, measured_tera_flops, plan
 

@@ -45,3 +45,9 @@ class ServerFault(DSparkError, RuntimeError):
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
         self.name = name
+
+
+def first_line(error: BaseException) -> str:
+    """Of what another library's error says, to be put into a sentence; its kind if it is mute."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

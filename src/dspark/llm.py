@@ -29,7 +29,8 @@ from dspark.models.checkpoint import load_drafter, read_provenance
 from dspark.models.embedded import DEFAULT_TARGET, is_embedded
 from dspark.models.footprint import Footprint, check_memory
 from dspark.models.kinds import AnyDrafter
-from dspark.models.target import Target, resolve_source
+from dspark.models.target import Target
+from dspark.models.target_source import resolve_source
 from dspark.text.detokenizer import Detokenizer
 from dspark.text.grammar import GrammarCompiler
 from dspark.text.tokenizer import Tokenizer

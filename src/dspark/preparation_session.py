@@ -18,7 +18,7 @@ from dspark.data.preparation import Answerer, Failure, PrepareReport, Take, Turn
 from dspark.data.prompts import Prompt, read_prompts, with_system
 from dspark.errors import DSparkError, InputError, ModelError
 from dspark.llm import LLM
-from dspark.models.target import resolve_source
+from dspark.models.target_source import resolve_source
 from dspark.text.answer_span import AnswerSpan
 from dspark.text.tokenizer import Tokenizer
 

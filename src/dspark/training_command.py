@@ -19,7 +19,7 @@ from dspark.data.remote_states import serve_states
 from dspark.dry_run import Amount, describe, dry_run
 from dspark.errors import InputError
 from dspark.models.embedded import DEFAULT_TARGET
-from dspark.models.target import resolve_source
+from dspark.models.target_source import resolve_source
 from dspark.recipes import Recipe
 from dspark.text.tokenizer import Tokenizer
 from dspark.training.plan import Plan

@@ -14,7 +14,8 @@ from dspark.errors import ModelError
 from dspark.kernels import extension
 from dspark.kernels.linear import replace_linears
 from dspark.models.attention import KVPages
-from dspark.models.target import Target, resolve_source
+from dspark.models.target import Target
+from dspark.models.target_source import resolve_source
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,

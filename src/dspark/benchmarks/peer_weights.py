@@ -13,7 +13,8 @@ from pathlib import Path
 
 from dspark.benchmarks.gguf_weights import weights_as
 from dspark.errors import ModelError
-from dspark.models import embedded, target
+from dspark.models import embedded
+from dspark.models.target_source import resolve_source
 
 _OPENVINO_OPTIONS = {
     "int8": ["--weight-format", "int8"],
@@ -33,11 +34,11 @@ def model_path(form: str, source: str, *, python: Path, cache: Path) -> str:
         case "source":
             return source
         case "directory":
-            return str(target.resolve_source(source))
+            return str(resolve_source(source))
         case "gguf":
             return str(_gguf(source, kind, cache=cache))
         case "openvino":
-            return str(_openvino(Path(target.resolve_source(source)), kind, python, cache))
+            return str(_openvino(Path(resolve_source(source)), kind, python, cache))
         case _:
             raise AssertionError(form)
 

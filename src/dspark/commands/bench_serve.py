@@ -132,7 +132,7 @@ def serve(
 
 def counter_of(source: str) -> "CountTokens":
     """How many tokens the tokenizer of a model makes of a text."""
-    from dspark.models.target import resolve_source
+    from dspark.models.target_source import resolve_source
     from dspark.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(resolve_source(source))

@@ -394,7 +394,7 @@ def bench_states(
     """What int8 hidden states cost in accepted length: one drafter trained twice, then compared."""
     from dspark import assembly, cache_loss
     from dspark.data.answers import read_all_answers
-    from dspark.models.target import resolve_source
+    from dspark.models.target_source import resolve_source
     from dspark.text.tokenizer import Tokenizer
 
     values = given(

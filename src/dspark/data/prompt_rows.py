@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dspark.errors import InputError
+from dspark.errors import InputError, first_line
 
 Row = tuple[int, Mapping[str, Any] | str]
 """Line or row number from 1, and the row or the reason why there is none."""
@@ -99,7 +99,7 @@ def _data_set(source: str) -> Iterator[Row]:
         loaded = load_dataset(name, split=split or "train")
     except (DatasetsError, OSError, ValueError) as error:
         raise InputError(
-            f"The data set {source!r} could not be loaded ({_first_line(error)}); give NAME or "
+            f"The data set {source!r} could not be loaded ({first_line(error)}); give NAME or "
             "NAME:SPLIT of one that this machine can reach, or a file."
         ) from error
     assert not isinstance(loaded, DatasetDict), "one split was asked for"
@@ -111,8 +111,3 @@ def _missing(library: str, purpose: str) -> InputError:
     return InputError(
         f"{library} is needed to {purpose} and is not installed; run: pip install 'dspark[data]'"
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -8,37 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedModel
 
 from dspark.core import AttentionLayout
 from dspark.errors import ModelError
 from dspark.kernels.linear import PackedLinear, replace_linears
 from dspark.kernels.rounds import RoundTable
 from dspark.kernels.stack import StackVerdict
-from dspark.models import attention, embedded, gguf, smoothing
-from dspark.models.attention import AttentionProbe, KVPages, LayerShape
+from dspark.models import attention, smoothing
+from dspark.models.attention import AttentionProbe, KVPages
 from dspark.models.fusion import FusedLayer, fuse_layer, fuse_norm
+from dspark.models.target_source import load_model
+from dspark.models.target_spec import (
+    decoder_layers,
+    head_scale_of,
+    probe_of,
+    refuse_unsupported,
+    spec_of,
+    text_config_of,
+)
 from dspark.models.target_stack import TargetStack
-
-_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSpec:
-    """What others need to know of a target without touching its weights."""
-
-    name: str
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    max_positions: int
-    eos_ids: tuple[int, ...]
-    layer_shapes: tuple[LayerShape, ...]
-    layer_windows: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +51,19 @@ class Target:
         self._base: nn.Module = model.base_model
         self._embedding: nn.Module = model.get_input_embeddings()
         self._device: torch.device = self._embedding.weight.device  # asked for several times a step
-        self._layers: nn.ModuleList = _decoder_layers(model)
+        self._layers: nn.ModuleList = decoder_layers(model)
         self._tapped: dict[int, Tensor] = {}
         self._bound: KVPages | None = None
         self._stack: TargetStack | None = None
         self._decodes = False
-        probe, logits = _probe(model)
+        probe, logits = probe_of(model)
         self._attention_modules = probe.modules
-        self.softcap: float | None = _text_config(model.config).get("final_logit_softcapping")
-        self.head_scale = _head_scale(model.config)
+        self.softcap: float | None = text_config_of(model.config).get("final_logit_softcapping")
+        self.head_scale = head_scale_of(model.config)
         self._head_factors_D: Tensor | None = None  # the head's weight is multiplied by them
         # a drafter needs its rows after the layer itself was packed
         self._head_weight_VD: Tensor = model.get_output_embeddings().weight.detach()
-        self.spec = _spec(model, name=name, probe=probe)
+        self.spec = spec_of(model, name=name, probe=probe)
         self._install_taps()
         self._check_head(logits)
 
@@ -94,32 +84,7 @@ class Target:
         `packed` swaps the linear layers for `kernels.linear.PackedLinear` on a CPU.
         Raises `ModelError` for a missing, unreadable or unsupported model.
         """
-        folder = resolve_source(source)
-        config = _load_config(folder, trust_remote_code=trust_remote_code)
-        refuse_unsupported(config)
-        attention.register()
-        verbosity = transformers_logging.get_verbosity()
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
-        try:
-            model, report = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=dtype,
-                attn_implementation=attention.ATTENTION_NAME,
-                trust_remote_code=trust_remote_code,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise ModelError(f"Target {source} cannot be loaded: {_first_line(error)}") from error
-        finally:
-            transformers_logging.set_verbosity(verbosity)
-            transformers_logging.enable_progress_bar()
-        if report["missing_keys"]:  # transformers would fill them with random numbers
-            missing = sorted(report["missing_keys"])
-            raise ModelError(
-                f"Target {source} lacks {len(missing)} weights of its architecture, among them "
-                f"{missing[0]}; give the directory of a complete model, not of a drafter."
-            )
+        model = load_model(source, dtype=dtype, trust_remote_code=trust_remote_code)
         target = cls.wrap(model.to(device), name=str(source))
         if packed and torch.device(device).type == "cpu":
             target.fuse()
@@ -140,7 +105,7 @@ class Target:
     @property
     def text_config(self) -> dict[str, Any]:
         """The language model's own configuration, as transformers stores it."""
-        return _text_config(self.model.config)
+        return text_config_of(self.model.config)
 
     @property
     def device(self) -> torch.device:
@@ -470,129 +435,6 @@ class Target:
                 f"Target {self.spec.name} ({self.spec.model_type}) changes its logits after the "
                 "LM head in a way that dspark does not know; this architecture is not supported."
             )
-
-
-def resolve_source(source: str | Path) -> str:
-    """What transformers can load: a directory, or a hub name left as it is.
-
-    Raises `ModelError` for a path that does not exist.
-    """
-    text = str(source)
-    if embedded.is_embedded(text):
-        return str(embedded.embedded_target(text))
-    path = Path(text).expanduser()
-    if path.suffix.lower() == ".gguf":
-        return str(gguf.converted(path))
-    if path.is_dir():
-        if (path / "adapter_config.json").is_file():  # transformers would apply it in silence
-            raise ModelError(
-                f"Directory {path} holds an adapter (LoRA); merge it into its model, save the "
-                "result and give that, for a drafter follows one set of weights."
-            )
-        if not (path / "config.json").is_file():
-            raise ModelError(f"Directory {path} has no config.json; give a Hugging Face model.")
-        return str(path)
-    if path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1 or path.exists():
-        raise ModelError(f"Target {text} does not exist; give a directory, GGUF file or hub name.")
-    return text
-
-
-def refuse_unsupported(config: PreTrainedConfig) -> None:
-    """Refuse by name what the paged cache cannot hold or roll back (UC-054)."""
-    text = _text_config(config)
-    kinds = set(text.get("layer_types") or ()) - _PLAIN_LAYERS
-    if kinds:
-        raise ModelError(
-            f"Target of type {config.model_type} has layers of kind {sorted(kinds)}, whose state "
-            "cannot be rolled back after a rejected draft; use a model of full or sliding "
-            "attention layers."
-        )
-    if text.get("use_bidirectional_attention") or text.get("is_causal") is False:
-        raise ModelError(f"Target of type {config.model_type} is not causal; use a causal LM.")
-    if text.get("num_kv_shared_layers"):
-        raise ModelError(
-            f"Target of type {config.model_type} shares keys between layers "
-            f"(num_kv_shared_layers {text['num_kv_shared_layers']}), which is not supported."
-        )
-
-
-def _text_config(config: PreTrainedConfig) -> dict[str, Any]:
-    values: dict[str, Any] = config.get_text_config().to_dict()
-    return values
-
-
-def _head_scale(config: PreTrainedConfig) -> float:
-    text = _text_config(config)
-    if text.get("logits_scaling"):  # Granite divides
-        return 1.0 / float(text["logits_scaling"])
-    return float(text.get("logit_scale") or 1.0)  # Cohere multiplies
-
-
-def _load_config(folder: str, *, trust_remote_code: bool) -> PreTrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"Target {folder} cannot be read: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    layers = getattr(model.base_model, "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        raise ModelError(
-            f"Target of type {model.config.model_type} has no list of decoder layers; "
-            "use a decoder-only causal LM."
-        )
-    return layers
-
-
-def _probe(model: PreTrainedModel) -> tuple[AttentionProbe, Tensor]:
-    probe = AttentionProbe()
-    ids_11 = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    try:
-        with torch.inference_mode():
-            output = model(input_ids=ids_11, position_ids=ids_11, use_cache=False, probe=probe)
-    except (TypeError, NotImplementedError, AttributeError, ValueError) as error:
-        raise ModelError(
-            f"Target of type {model.config.model_type} does not run on a plugged-in attention: "
-            f"{_first_line(error)}"
-        ) from error
-    num_layers = len(_decoder_layers(model))
-    if len(probe.modules) < num_layers:
-        raise ModelError(
-            f"Target of type {model.config.model_type} attends in {len(probe.modules)} of its "
-            f"{num_layers} layers; the state of the others cannot be rolled back after a rejected "
-            "draft, so use a model of full or sliding attention layers."
-        )
-    if len(probe.modules) > num_layers:
-        raise ModelError(
-            f"Target of type {model.config.model_type} attends {len(probe.modules)} times over "
-            f"{num_layers} layers; only one attention a layer is supported."
-        )
-    return probe, output.logits[0]
-
-
-def _spec(model: PreTrainedModel, *, name: str, probe: AttentionProbe) -> TargetSpec:
-    text = _text_config(model.config)
-    generation = getattr(model, "generation_config", None)
-    eos = generation.eos_token_id if generation is not None else None
-    eos = eos if eos is not None else text.get("eos_token_id")
-    eos_ids = tuple(eos) if isinstance(eos, list | tuple) else (() if eos is None else (eos,))
-    return TargetSpec(
-        name=name,
-        model_type=model.config.model_type,
-        vocab_size=model.get_input_embeddings().weight.shape[0],
-        hidden_size=text["hidden_size"],
-        num_layers=len(probe.modules),
-        max_positions=int(text.get("max_position_embeddings") or 2048),
-        eos_ids=eos_ids,
-        layer_shapes=tuple(probe.shapes),
-        layer_windows=tuple(probe.windows),
-    )
 
 
 def _whole_sequences(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dspark.core import GrammarMatcher
-from dspark.errors import InputError
+from dspark.errors import InputError, first_line
 from dspark.text.tokenizer import Tokenizer
 
 _MOST_WHITESPACE = 16
@@ -138,6 +138,6 @@ class _Matcher:
 
 def _reason(error: Exception) -> str:
     """The library's sentence without the place in its sources."""
-    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    line = first_line(error)
     head, separator, rest = line.partition(": ")
-    return (rest if separator and "/" in head else line).rstrip(". ")
+    return (rest if separator and "/" in head else line).rstrip()

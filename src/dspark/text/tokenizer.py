@@ -13,7 +13,7 @@ from typing import Any, Self
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from dspark.errors import InputError, ModelError
+from dspark.errors import InputError, ModelError, first_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Tokenizer:
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(
                 f"No tokenizer could be read from {str(source)!r}; give a model directory with "
-                f"tokenizer.json, a GGUF file or a hub name ({_first_line(error)})."
+                f"tokenizer.json, a GGUF file or a hub name ({first_line(error)})."
             ) from error
         return cls(raw)
 
@@ -186,7 +186,7 @@ class Tokenizer:
             )
         except (TemplateError, TypeError) as error:
             raise InputError(
-                f"The target's chat template refused these messages: {_first_line(error)}."
+                f"The target's chat template refused these messages: {first_line(error)}."
             ) from error
         return text
 
@@ -304,8 +304,3 @@ def _byte_level_table() -> dict[str, int]:
 
 def _is_byte_piece(piece: str) -> bool:
     return len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
