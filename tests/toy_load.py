@@ -201,7 +201,9 @@ class ToyEngines:
         """Whole blocks, one prompt after the other."""
         for index, task in enumerate(tasks):
             engine = self._engine(toy_planner("fixed", profile(self.seconds)), 1, is_plain=False)
-            params = SamplingParams(temperature=temperature, max_tokens=self.max_new_tokens)
+            params = SamplingParams(
+                temperature=temperature, max_tokens=self.max_new_tokens, ignore_eos=True
+            )
             engine.submit(Request(id="a", prompt_ids=task.prompt_ids, params=params))
             while engine.has_work:
                 engine.step()

@@ -160,6 +160,7 @@ def _settings(
         "device": llm.target.device.type,
         "threads": torch.get_num_threads(),
         "max_new_tokens": config.max_new_tokens,
+        "answers": "whole",
         "max_step_tokens": config.max_step_tokens,
         "seed": config.seed,
         "coupling": config.coupling.value,

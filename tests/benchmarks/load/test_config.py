@@ -10,7 +10,10 @@ def test_every_unit_comes_once_and_policies_take_turns_at_being_first() -> None:
     )
     units = list(config.units())
     assert len(units) == len(set(units)) == config.num_units == 3 * 2 * 3 * 3
-    assert [unit.repeat for unit in units] == sorted(unit.repeat for unit in units)
+    for number, (temperature, load) in enumerate(config.sittings()):
+        sitting = units[9 * number : 9 * (number + 1)]
+        assert {(u.temperature, u.load) for u in sitting} == {(temperature, load)}
+        assert [u.repeat for u in sitting] == [0] * 3 + [1] * 3 + [2] * 3
     first = [
         next(u.policy for u in units if (u.repeat, u.load, u.temperature) == (r, load, 1.0))
         for load in config.loads

@@ -5,7 +5,7 @@ from itertools import islice, pairwise
 import pytest
 
 from dspark.benchmarks.load.deck import Deck
-from dspark.benchmarks.load.loop import poisson, run_closed, run_open
+from dspark.benchmarks.load.loop import ClosedLoad, poisson, run_closed, run_open
 from dspark.core import Coupling
 from dspark.engine.cycle import Cycle
 from dspark.models.target import Target
@@ -35,13 +35,14 @@ def timed(target: Target, num_users: int, *, is_drafting: bool = True) -> TimedE
     return TimedEngine(cycle, FakeClock())
 
 
-def deck(*, seed: int = 0, max_new_tokens: int = 20) -> Deck:
+def deck(*, seed: int = 0, max_new_tokens: int = 20, is_whole: bool = False) -> Deck:
     return Deck(
         tasks=tasks(),
         temperature=0.0,
         max_new_tokens=max_new_tokens,
         coupling=Coupling.MAXIMAL,
         seed=seed,
+        is_whole=is_whole,
     )
 
 
@@ -94,6 +95,37 @@ def test_every_policy_meets_the_same_requests(target: Target) -> None:
     assert shorter >= 5
     assert asked[0][:shorter] == asked[1][:shorter]
     assert len(set(islice(asked[0], shorter))) >= 5
+
+
+@pytest.mark.parametrize("num_users", [1, 4])
+def test_between_two_totals_whatever_drafts_did_the_same_work(
+    target: Target, num_users: int
+) -> None:
+    """Whole answers of one length: as many tokens come with as many prompts, save for answers that
+    just end or do not."""
+    length, loads = 20, []
+    for is_drafting in (False, True):
+        engine = timed(target, num_users, is_drafting=is_drafting)
+        asked = deck(max_new_tokens=length, is_whole=True)
+        load = ClosedLoad(engine, asked, num_users=num_users, clock=engine.clock)
+        load.ramp_up()
+        loads.append(load)
+    start = max(load.num_tokens for load in loads)
+    for load in loads:
+        load.run_to(start)
+    totals = [[0, 0], [0, 0]]
+    for stretch in range(1, 4):
+        end = start + stretch * 2 * num_users * length
+        for total, load in zip(totals, loads, strict=True):
+            found = load.run_to(end)
+            total[0] += found.tokens
+            total[1] += found.prompt_tokens
+            assert 0 <= load.num_tokens - end < num_users * (BLOCK_SIZE + 1)
+    (plain, plain_prompts), (drafted, drafted_prompts) = totals
+    assert plain == pytest.approx(6 * num_users * length, abs=num_users)
+    assert drafted == pytest.approx(plain, abs=num_users * (BLOCK_SIZE + 1))
+    assert plain_prompts == 5 * 6 * num_users
+    assert drafted_prompts == pytest.approx(plain_prompts, abs=5 * (num_users - 1))
 
 
 def test_an_open_load_serves_what_arrives_and_no_more(target: Target) -> None:

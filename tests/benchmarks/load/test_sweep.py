@@ -1,6 +1,7 @@
 """A whole sweep on a toy engine whose clock is a formula: order, budget of time, crash, report."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dspark.benchmarks.load.sweep import Sweep
 from dspark.benchmarks.load.tally import Measured
 from dspark.errors import InputError
 from dspark.models.target import Target
-from tests.toy_load import FakeClock, ToyEngines, bigram_target, tasks
+from tests.toy_load import FakeClock, ToyEngines, bigram_target, staircase, tasks
 
 CONFIG = LoadConfig(
     policies=("auto", "none", "mtp1", "fixed:4"),
@@ -112,9 +113,58 @@ def test_the_figures_are_those_of_the_formula(whole: Sweep) -> None:
 def test_every_closed_unit_of_a_load_does_the_same_work(whole: Sweep) -> None:
     for load in CONFIG.loads:
         if load.kind is LoadKind.CLOSED:
-            found = [m.tokens for u, m in whole.results.units.items() if u.load == load]
-            assert min(found) >= int(whole.results.work[load])
-            assert max(found) <= int(whole.results.work[load]) + load.level * 5
+            work, found = int(whole.results.work[load]), whole.results.units.items()
+            assert work % CONFIG.max_new_tokens == 0
+            for unit, measured in found:
+                if unit.load == load:
+                    assert abs(measured.tokens - work) < load.level * 5
+    alone = {m.prompt_tokens for u, m in whole.results.units.items() if u.load.name == "1"}
+    assert len(alone) == 1
+
+
+def test_a_machine_that_slows_down_hits_all_policies_of_a_round_alike(
+    target: Target, tmp_path: Path
+) -> None:
+    """The machine turns three times as slow while it is measured; ratios stay what they are."""
+    config = replace(
+        CONFIG, policies=("auto", "none", "fixed:4"), concurrency=(1,), rates=(), repeats=5
+    )
+    found = []
+    for drift in (0.0, 0.2):
+        engines = ToyEngines(target)
+        clock = engines.clock
+
+        def slower(*sizes: int, clock: FakeClock = clock, drift: float = drift) -> float:
+            return staircase(*sizes) * (1.0 + drift * clock.now)
+
+        engines.seconds = slower
+        made = Sweep(
+            engines=engines,
+            tasks=tasks(),
+            config=config,
+            results=LoadResults(tmp_path / f"{drift}.jsonl", settings={}),
+            clock=clock,
+            wall=FakeClock(),
+        )
+        assert made.run()
+        found.append(report_of(made).runs[0])
+    even, drifting = found
+    rates = drifting.policies["none"]["1"]
+    assert rates.tokens_per_s_max > 1.5 * rates.tokens_per_s_min
+    for policy in ("none", "fixed:4"):
+        ours, theirs = (
+            {**(run.auto_over_plain or {}), "best": (run.auto_over_best or {})["1"]}
+            for run in found
+        )
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            assert theirs[name].ratio == pytest.approx(ours[name].ratio, rel=0.1), policy
+    assert drifting.auto_over_best is not None
+    versus = drifting.auto_over_best["1"]
+    assert versus.repeats == 5
+    assert versus.quartiles is not None
+    assert versus.quartiles[0] <= versus.ratio <= versus.quartiles[1]
+    assert even.best_single == drifting.best_single
 
 
 def test_a_crash_loses_one_unit(target: Target, tmp_path: Path) -> None:
@@ -141,9 +191,9 @@ def test_a_crash_loses_one_unit(target: Target, tmp_path: Path) -> None:
     assert [a.token_ids for a in resumed.results.answers] == [
         a.token_ids for a in whole.results.answers
     ]
-    assert [resumed.results.units[u].tokens for u in config.units()] == [
-        whole.results.units[u].tokens for u in config.units()
-    ]
+    for unit in config.units():
+        here, there = (found.results.units[unit].tokens for found in (resumed, whole))
+        assert here == pytest.approx(there, abs=unit.load.level * 5)
 
 
 def test_time_that_is_up_ends_the_run_between_two_units(target: Target, tmp_path: Path) -> None:
@@ -156,13 +206,32 @@ def test_time_that_is_up_ends_the_run_between_two_units(target: Target, tmp_path
 
     assert not found.run(on_unit=pass_time)
     assert len(found.results.units) == 3
+    assert found.run()  # the same command goes on
+    assert set(found.results.units) == set(config.units())
     # units are shortened so that all of them would have fitted: 30 s, 12 units
     assert config.num_units == 12
-    assert found.results.work[CONFIG.loads[-1]] == pytest.approx(4 * 0.6)
+    assert found.results.work[CONFIG.loads[-1]] == pytest.approx(8 * 0.6)
     shorter = replace(config, budget_minutes=0.1)
     again = sweep(target, tmp_path / "s.jsonl", config=shorter, wall=FakeClock())
     again.run()
-    assert again.results.work[CONFIG.loads[-1]] == pytest.approx(4 * 0.6 * 6 / 12)
+    assert again.results.work[CONFIG.loads[-1]] == pytest.approx(8 * 0.6 * 6 / 12)
+
+
+def test_every_load_gets_its_share_of_the_minutes_in_whole_rounds(
+    target: Target, tmp_path: Path
+) -> None:
+    config = replace(
+        CONFIG, policies=("none", "mtp1"), rates=(), repeats=4, budget_minutes=1.0, unit_s=0.2
+    )
+    wall = FakeClock()
+    found = sweep(target, tmp_path / "r.jsonl", config=config, wall=wall)
+
+    def pass_time(*_: object) -> None:
+        wall.now += 8.0
+
+    assert not found.run(on_unit=pass_time)
+    counts = Counter((u.load.name, u.policy) for u in found.results.units)
+    assert counts == {(load, policy): 2 for load in ("1", "6") for policy in config.policies}
 
 
 def test_results_of_other_settings_are_refused(target: Target, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def claims(run: LoadRun) -> Iterator[str]:
     """What is promised of `auto`, and whether it holds; nothing where it did not run."""
     if run.auto_over_best:
         yield "auto over the best other policy, by users: " + ", ".join(
-            f"{load}: x{v.ratio:.3f}{_interval(v)} ({v.policy})"
+            f"{load}: x{v.ratio:.3f}{_spread(v)} ({v.policy})"
             for load, v in run.auto_over_best.items()
         )
     if run.auto_over_best_single is not None:
@@ -121,10 +121,11 @@ def _users(load: str) -> str:
     return "user" if load == "1" else "users"
 
 
-def _interval(found: Versus) -> str:
-    if found.interval is None:
+def _spread(found: Versus) -> str:
+    """The middle half of the rounds."""
+    if found.quartiles is None:
         return ""
-    return f" [{found.interval.low:.3f}, {found.interval.high:.3f}]"
+    return " [{:.3f}, {:.3f}]".format(*found.quartiles)
 
 
 def _gains(gains: Gains) -> str:

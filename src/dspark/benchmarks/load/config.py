@@ -57,16 +57,17 @@ class LoadConfig:
     """Requests a second of an open load, Poisson arrivals; none are measured by default."""
     temperatures: Sequence[float] = (1.0, 0.0)
     """Sampling temperatures; the first one gives the report's top-level figures."""
-    repeats: int = 5
-    """Times that every policy meets every load, in rotating order; medians count."""
-    unit_s: float = 3.0
-    """Seconds of steady state in one measurement, by plain decoding's speed at that load; all
-    policies then do the work that plain decoding does in this time."""
+    repeats: int = 7
+    """Rounds of each load: in a round every policy does the same work, in rotating order; medians
+    count."""
+    unit_s: float = 1.5
+    """Seconds of one measurement, by plain decoding's speed at that load; all policies then do the
+    work that plain decoding does in this time, in whole answers."""
     budget_minutes: float | None = None
     """Minutes for the whole run: shortens each measurement to fit, and stops in any case. The same
     command goes on where it stopped."""
     max_new_tokens: int = 96
-    """Tokens of each answer, at most; an answer may end before."""
+    """Tokens of each answer, whatever ends it."""
     max_step_tokens: int = 512
     """Tokens of one target pass: verify windows first, prompt chunks in what is left."""
     seed: int = 0
@@ -99,18 +100,28 @@ class LoadConfig:
         closed = [Load(kind=LoadKind.CLOSED, level=level) for level in self.concurrency]
         return [*closed, *(Load(kind=LoadKind.OPEN, level=level) for level in self.rates)]
 
-    def units(self) -> Iterator[Unit]:
-        """Every unit once: whole repeats one after the other, the policies of a load in turn.
+    def sittings(self) -> Sequence[tuple[float, Load]]:
+        """Temperatures and loads, in the order in which they are measured."""
+        return [(temperature, load) for temperature in self.temperatures for load in self.loads]
 
-        A run that is cut short has thus measured every policy equally often, give or take one,
-        and a slow minute of the machine meets policies that stand side by side alike.
-        """
+    def rounds(self, temperature: float, load: Load) -> Sequence[Sequence[Unit]]:
+        """The units of a sitting: in each repeat all policies, another one first every time."""
+        found = []
         for repeat in range(self.repeats):
-            for temperature in self.temperatures:
-                for place, load in enumerate(self.loads):
-                    first = (repeat + place) % len(self.policies)
-                    for policy in (*self.policies[first:], *self.policies[:first]):
-                        yield Unit(temperature=temperature, load=load, policy=policy, repeat=repeat)
+            first = (repeat + self.loads.index(load)) % len(self.policies)
+            found.append(
+                [
+                    Unit(temperature=temperature, load=load, policy=policy, repeat=repeat)
+                    for policy in (*self.policies[first:], *self.policies[:first])
+                ]
+            )
+        return found
+
+    def units(self) -> Iterator[Unit]:
+        """Every unit once, sitting by sitting, round by round."""
+        for temperature, load in self.sittings():
+            for units in self.rounds(temperature, load):
+                yield from units
 
     @property
     def most_requests(self) -> int:

@@ -37,6 +37,9 @@ class Deck:
     max_new_tokens: int
     coupling: Coupling
     seed: int
+    is_whole: bool = False
+    """Whether every answer has `max_new_tokens`, whatever ends it: then users end in turn, and
+    equal numbers of tokens come with equal numbers of prompts."""
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -78,6 +81,7 @@ class Deck:
             params=SamplingParams(
                 temperature=self.temperature,
                 max_tokens=self.max_new_tokens - age,
+                ignore_eos=self.is_whole,
                 seed=None if is_greedy else (self.seed * 1_000_003 + number) % 2**62,
                 coupling=None if is_greedy else self.coupling,
             ),

@@ -1,4 +1,4 @@
-"""Engines of one model in this process, one at a time: where a load sweep gets them.
+"""Engines of one model in this process, each with pages of its own: where a load sweep gets them.
 
 It builds a cycle for so many users and a policy; it puts no load on it.
 """
@@ -23,7 +23,7 @@ _WHOLE = "fixed"
 
 
 class LocalEngines:
-    """Cycles of an `LLM` (`load.sweep.Engines`); the one opened last is the only one in memory."""
+    """Cycles of an `LLM` (`load.sweep.Engines`)."""
 
     def __init__(
         self, llm: LLM, *, tasks: Sequence[Task], config: LoadConfig, weights: str
@@ -35,7 +35,6 @@ class LocalEngines:
         longest = max(len(task.prompt_ids) for task in tasks)
         self._num_positions = longest + config.max_new_tokens + llm.block_size
         self._planners: dict[str, Planner] = {}
-        self._cycle: Cycle | None = None
 
     def open(self, policy: str, *, num_users: int) -> Cycle:
         """An engine for so many requests at a time; plain decoding has no drafter at all."""
@@ -68,8 +67,8 @@ class LocalEngines:
     def _open(self, planner: Planner, *, num_users: int, is_plain: bool) -> Cycle:
         page_size = CycleConfig().page_size
         pages = -(-self._num_positions // page_size)
-        self._cycle = None  # its pages go before new ones come
-        self._cycle = Cycle(
+        gc.collect()  # pages that nobody holds go before new ones come
+        return Cycle(
             self._llm.target,
             drafter=None if is_plain else self._llm.drafter,
             config=CycleConfig(
@@ -82,14 +81,13 @@ class LocalEngines:
             planner=planner,
             clock=time.perf_counter,
         )
-        gc.collect()  # no policy pays for what another one left behind
-        return self._cycle
 
     def _request(self, index: int, task: Task, temperature: float) -> Request:
         is_greedy = temperature == 0.0
         params = SamplingParams(
             temperature=temperature,
             max_tokens=self._config.max_new_tokens,
+            ignore_eos=True,
             seed=None if is_greedy else self._config.seed + index,
             coupling=None if is_greedy else self._config.coupling,
         )

@@ -74,44 +74,65 @@ class _Users:
             self.engine.abort(name)
 
 
+class ClosedLoad:
+    """`num_users` on an engine, each of whom asks again as soon as the answer is there.
+
+    It stands still between two stretches. Where two of them begin and end at the same totals of
+    tokens, the same deck has asked both for the same work, whatever they draft.
+    """
+
+    def __init__(self, engine: Engine, deck: Deck, *, num_users: int, clock: Clock) -> None:
+        self.num_tokens = 0
+        """Committed so far, ramp-up included."""
+        self._engine, self._clock, self._num_users = engine, clock, num_users
+        self._asks = deck.deal_aged(num_users)
+        self._users = _Users(engine, "closed")
+        for _ in range(num_users):
+            self._users.ask(next(self._asks))
+
+    def ramp_up(self) -> None:
+        """Until everybody decodes, and a few steps more."""
+        first = set(self._users.is_decoding)
+        while any(not self._users.is_decoding.get(name, True) for name in first):
+            self._step()
+        for _ in range(_WARM_STEPS):
+            self._step()
+
+    def run_to(self, num_tokens: int) -> Measured:
+        """The stretch until so many tokens are committed in all; at least a step."""
+        tally = Tally()
+        most_steps = _MOST_STEPS * (1 + (num_tokens - self.num_tokens) // self._num_users)
+        while not tally.steps_s or (
+            self.num_tokens < num_tokens and len(tally.steps_s) < most_steps
+        ):
+            result, seconds = self._step()
+            tally.add(result, seconds, self._users.domain_of)
+        return tally.measured()
+
+    def leave(self) -> None:
+        """Everybody goes; what is in flight is dropped."""
+        self._users.leave()
+
+    def _step(self) -> tuple[StepResult, float]:
+        started = self._clock()
+        result = self._engine.step()
+        seconds = self._clock() - started
+        self.num_tokens += sum(len(item.token_ids) for item in result.rounds)
+        for _ in range(self._users.take(result)):
+            self._users.ask(next(self._asks))
+        return result, seconds
+
+
 def run_closed(
     engine: Engine, deck: Deck, *, num_users: int, num_tokens: int, clock: Clock
 ) -> Measured:
-    """`num_users` ask again and again until `num_tokens` are committed in the steady state.
-
-    Ramp-up (until everybody decodes, and a few steps more) and drain are left out.
-    """
-    asks = deck.deal_aged(num_users)
-    users = _Users(engine, "closed")
-    for _ in range(num_users):
-        users.ask(next(asks))
-
-    def step() -> tuple[StepResult, float]:
-        started = clock()
-        result = engine.step()
-        seconds = clock() - started
-        for _ in range(users.take(result)):
-            users.ask(next(asks))
-        return result, seconds
-
+    """One stretch of `num_tokens` behind the ramp-up."""
+    load = ClosedLoad(engine, deck, num_users=num_users, clock=clock)
     try:
-        _ramp_up(users, step)
-        tally = Tally()
-        most_steps = _MOST_STEPS * (1 + num_tokens // num_users)
-        while tally.tokens < num_tokens and len(tally.steps_s) < most_steps:
-            result, seconds = step()
-            tally.add(result, seconds, users.domain_of)
+        load.ramp_up()
+        return load.run_to(load.num_tokens + num_tokens)
     finally:
-        users.leave()
-    return tally.measured()
-
-
-def _ramp_up(users: _Users, step: Callable[[], object]) -> None:
-    first = set(users.is_decoding)
-    while any(not users.is_decoding.get(name, True) for name in first):
-        step()
-    for _ in range(_WARM_STEPS):
-        step()
+        load.leave()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,10 @@ from dspark.benchmarks.load.config import AUTO, MTP1, NONE, Load, LoadKind, Unit
 from dspark.benchmarks.load.frontier import Gains, Point, gains
 from dspark.benchmarks.load.tally import Counts, Measured
 
-Grid = Mapping[str, Mapping[Load, Sequence[Measured]]]
-"""Repeats by policy and load, in the order of the repeats."""
+Repeats = Mapping[int, Measured]
+"""By the number of the repeat."""
+Grid = Mapping[str, Mapping[Load, Repeats]]
+"""By policy and load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,10 @@ class LoadPoint:
     """One policy under one load: medians of its repeats, and sums over them where said."""
 
     repeats: int
+    tokens: int
+    """Of all repeats: committed, first tokens of answers included."""
+    prompt_tokens: int
+    """Read beside them. Where two policies differ, they did different work."""
     tokens_per_s: float
     tokens_per_s_min: float
     tokens_per_s_max: float
@@ -59,6 +65,10 @@ class Versus:
     """The other one."""
     ratio: float
     """Median over the repeats of one over the other."""
+    quartiles: tuple[float, float] | None
+    """Between which the middle half of those ratios lies; `None` with less than two."""
+    repeats: int
+    """That both have."""
     interval: Interval | None
 
 
@@ -75,12 +85,12 @@ class LoadRun:
     geometric_mean: Mapping[str, float]
     """Of tokens/s over the closed loads that every policy met."""
     auto_over_best: Mapping[str, Versus] | None
-    """By closed load, the best other policy at that very load."""
+    """By closed load, the other policy beside which `auto` looks worst at that very load."""
     auto_over_plain: Mapping[str, Versus] | None
     best_single: str | None
     """The other policy with the highest geometric mean."""
     auto_over_best_single: float | None
-    """Ratio of the geometric means."""
+    """Geometric mean over the closed loads of `auto` over it, each as in `auto_over_best`."""
     against_mtp1: Gains | None
     against_none: Gains | None
     largest_prediction_error: float | None
@@ -139,19 +149,21 @@ def runs_of(
 
 def _repeats(
     units: Mapping[Unit, Measured], temperature: float, policy: str, load: Load
-) -> list[Measured]:
-    found = {
+) -> dict[int, Measured]:
+    return {
         unit.repeat: measured
         for unit, measured in units.items()
         if (unit.temperature, unit.policy, unit.load) == (temperature, policy, load)
     }
-    return [found[repeat] for repeat in sorted(found)]
 
 
 def _run(temperature: float, grid: Grid, predict: Prediction | None) -> LoadRun:
     points = {
         policy: {
-            load: _point(repeats, None if predict is None else predict(temperature, policy, load))
+            load: _point(
+                list(repeats.values()),
+                None if predict is None else predict(temperature, policy, load),
+            )
             for load, repeats in by_load.items()
         }
         for policy, by_load in grid.items()
@@ -163,7 +175,7 @@ def _run(temperature: float, grid: Grid, predict: Prediction | None) -> LoadRun:
     means = _geometric_means(closed)
     others = {policy: mean for policy, mean in means.items() if policy != AUTO}
     best_single = max(others, key=others.__getitem__) if others else None
-    has_pair = AUTO in means and best_single is not None
+    over_best_single = None if best_single is None else _over(grid, closed, best_single)
     return LoadRun(
         temperature=temperature,
         policies=_named(closed),
@@ -177,7 +189,7 @@ def _run(temperature: float, grid: Grid, predict: Prediction | None) -> LoadRun:
         auto_over_best=_over_best(grid, closed),
         auto_over_plain=_over(grid, closed, NONE),
         best_single=best_single,
-        auto_over_best_single=means[AUTO] / others[best_single or ""] if has_pair else None,
+        auto_over_best_single=_mean_ratio(over_best_single),
         against_mtp1=_gains(closed, MTP1),
         against_none=_gains(closed, NONE),
         largest_prediction_error=_largest_error(points),
@@ -194,6 +206,8 @@ def _point(repeats: Sequence[Measured], predicted: float | None) -> LoadPoint:
     waits_ms = [1e3 * wait for m in repeats for wait in m.ttft_s]
     return LoadPoint(
         repeats=len(repeats),
+        tokens=sum(m.tokens for m in repeats),
+        prompt_tokens=sum(m.prompt_tokens for m in repeats),
         tokens_per_s=statistics.median(rates),
         tokens_per_s_min=min(rates),
         tokens_per_s_max=max(rates),
@@ -217,12 +231,21 @@ def _point(repeats: Sequence[Measured], predicted: float | None) -> LoadPoint:
     )
 
 
-def versus(ours: Sequence[Measured], theirs: Sequence[Measured], *, policy: str) -> Versus:
-    """Our throughput over theirs; both lists hold the same repeats, as far as the shorter goes."""
-    pairs = list(zip(ours, theirs, strict=False))
+def versus(ours: Repeats, theirs: Repeats, *, policy: str) -> Versus | None:
+    """Our throughput over theirs, repeat by repeat; `None` where no repeat has both."""
+    pairs = [(ours[repeat], theirs[repeat]) for repeat in sorted(ours.keys() & theirs.keys())]
+    if not pairs:
+        return None
+    ratios = [a.tokens_per_s / b.tokens_per_s for a, b in pairs]
+    quartiles = None
+    if len(ratios) > 1:
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        quartiles = low, high
     return Versus(
         policy=policy,
-        ratio=statistics.median(a.tokens_per_s / b.tokens_per_s for a, b in pairs),
+        ratio=statistics.median(ratios),
+        quartiles=quartiles,
+        repeats=len(pairs),
         interval=speed_ratio_interval(
             [a.tokens for a, _ in pairs],
             [a.seconds for a, _ in pairs],
@@ -235,20 +258,15 @@ def versus(ours: Sequence[Measured], theirs: Sequence[Measured], *, policy: str)
 def _over_best(
     grid: Grid, closed: Mapping[str, Mapping[Load, LoadPoint]]
 ) -> dict[str, Versus] | None:
-    """`auto` over the best other policy at each load."""
+    """`auto` over the other policy that does best beside it in the same repeats, at each load."""
     if AUTO not in closed or len(closed) < 2:
         return None
-    found = {}
-    for load in closed[AUTO]:
-        rates = {
-            policy: by_load[load].tokens_per_s
-            for policy, by_load in closed.items()
-            if policy != AUTO and load in by_load
-        }
-        if rates:
-            best = max(rates, key=rates.__getitem__)
-            found[load.name] = versus(grid[AUTO][load], grid[best][load], policy=best)
-    return found
+    others = [_over(grid, closed, policy) or {} for policy in closed if policy != AUTO]
+    return {
+        load.name: min(found, key=lambda versus: versus.ratio)
+        for load in closed[AUTO]
+        if (found := [by_load[load.name] for by_load in others if load.name in by_load])
+    }
 
 
 def _over(
@@ -257,10 +275,18 @@ def _over(
     if AUTO not in closed or other not in closed:
         return None
     return {
-        load.name: versus(grid[AUTO][load], grid[other][load], policy=other)
+        load.name: found
         for load in closed[AUTO]
         if load in closed[other]
+        and (found := versus(grid[AUTO][load], grid[other][load], policy=other)) is not None
     }
+
+
+def _mean_ratio(by_load: Mapping[str, Versus] | None) -> float | None:
+    """Geometric mean; `None` without any."""
+    if not by_load:
+        return None
+    return math.exp(statistics.fmean(math.log(found.ratio) for found in by_load.values()))
 
 
 def _geometric_means(closed: Mapping[str, Mapping[Load, LoadPoint]]) -> dict[str, float]:

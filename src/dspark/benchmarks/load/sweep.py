@@ -4,14 +4,16 @@ It knows how to open an engine by the name of a policy, nothing of what the poli
 figures say is computed in `load.report`.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dspark.benchmarks.load.config import NONE, OPEN_REQUESTS, Load, LoadConfig, LoadKind, Unit
 from dspark.benchmarks.load.deck import Deck, Task
-from dspark.benchmarks.load.loop import Clock, Engine, poisson, run_closed, run_open
+from dspark.benchmarks.load.loop import Clock, ClosedLoad, Engine, poisson, run_open
 from dspark.benchmarks.load.results import Answer, LoadResults
 from dspark.benchmarks.load.tally import Measured
 
@@ -20,7 +22,7 @@ _MEASURING = 0.6
 _PILOT_STEPS = 8
 _LEAST_STEPS = 16
 """Tokens of each user in a unit, at least, however little time there is."""
-_OPEN_LENGTH = 4.0
+_OPEN_LENGTH = 8.0
 """An open unit takes this many times a closed one's seconds: its requests come and go."""
 
 
@@ -28,12 +30,16 @@ class Engines(Protocol):
     """Where engines come from (`load.engines.LocalEngines` is one)."""
 
     def open(self, policy: str, *, num_users: int) -> Engine:
-        """An engine for so many requests at a time; what the policy has learnt stays with it."""
+        """An engine for so many requests at a time; what the policy has learnt stays with it.
+
+        Several are open side by side.
+        """
 
     def answers(self, tasks: Sequence[Task], *, temperature: float) -> Iterator[Answer]:
         """Each task answered once, every block verified whole; as they end."""
 
 
+Measure = Callable[[Unit], Measured]
 OnUnit = Callable[[Unit, Measured, int], None]
 """Hears of (unit, its figures, units done)."""
 
@@ -52,24 +58,107 @@ class Sweep:
     """Tells when the budget of minutes is spent."""
 
     def run(self, *, on_unit: OnUnit | None = None) -> bool:
-        """Measure what the results do not hold yet; whether everything is measured now."""
-        started = self.wall()
+        """Measure what the results do not hold yet; whether everything is measured now.
+
+        Each sitting gets an equal share of the time that is left, and ends after a whole round.
+        """
+        budget = self.config.budget_minutes
+        up_at = math.inf if budget is None else self.wall() + 60.0 * budget
         decks = {t: self._deck(t) for t in self.config.temperatures}
-        for load in self.config.loads:
-            if load not in self.results.work:
-                self.results.add_work(load, self._work(load, decks[self.config.temperatures[0]]))
-        for unit in self.config.units():
-            if unit in self.results.units:
+        sittings = self.config.sittings()
+        for number, (temperature, load) in enumerate(sittings):
+            rounds = self._missing(temperature, load)
+            if not rounds:
                 continue
-            budget = self.config.budget_minutes
-            if budget is not None and self.wall() - started > 60.0 * budget:
-                return False
-            deck = replace(decks[unit.temperature], seed=self.config.seed + unit.repeat)
-            measured = self._measure(unit.policy, unit.load, deck, self.results.work[unit.load])
-            self.results.add_unit(unit, measured)
-            if on_unit is not None:
-                on_unit(unit, measured, len(self.results.units))
-        return True
+            now = self.wall()
+            until = now + (up_at - now) / (len(sittings) - number)
+            deck = replace(decks[temperature], seed=self.config.seed + rounds[0][0].repeat)
+            begun = self._open if load.kind is LoadKind.OPEN else self._closed
+            with begun(load, deck, rounds) as measure:
+                for place, units in enumerate(rounds):
+                    if place and self.wall() > until:
+                        break
+                    for unit in units:
+                        if self.wall() > up_at:
+                            return False
+                        measured = measure(unit)
+                        self.results.add_unit(unit, measured)
+                        if on_unit is not None:
+                            on_unit(unit, measured, len(self.results.units))
+        return not any(self._missing(*sitting) for sitting in sittings)
+
+    def _missing(self, temperature: float, load: Load) -> list[list[Unit]]:
+        """What is left to measure of each round, without rounds that are whole."""
+        rounds = [
+            [unit for unit in units if unit not in self.results.units]
+            for units in self.config.rounds(temperature, load)
+        ]
+        return [units for units in rounds if units]
+
+    @contextmanager
+    def _closed(
+        self, load: Load, deck: Deck, rounds: Sequence[Sequence[Unit]]
+    ) -> Iterator[Measure]:
+        """A load for each policy, side by side. All have committed equally many tokens when the
+        first round begins; from then on each stands still while another one is measured."""
+        num_users = int(load.level)
+        policies = {unit.policy for units in rounds for unit in units}
+        loads = {
+            policy: self._load(policy, deck, num_users)
+            for policy in self.config.policies
+            if policy in policies
+        }
+        try:
+            if load not in self.results.work:
+                plain = loads.get(NONE)
+                if plain is None:
+                    plain = self._load(NONE, deck, num_users)
+                self.results.add_work(load, self._work(plain, num_users))
+            work = int(self.results.work[load])
+            start = max(each.num_tokens for each in loads.values())
+            for each in loads.values():
+                if each.num_tokens < start:
+                    each.run_to(start)
+            ends = dict.fromkeys(loads, start)
+
+            def measure(unit: Unit) -> Measured:
+                ends[unit.policy] += work
+                return loads[unit.policy].run_to(ends[unit.policy])
+
+            yield measure
+        finally:
+            for each in loads.values():
+                each.leave()
+
+    def _load(self, policy: str, deck: Deck, num_users: int) -> ClosedLoad:
+        """A load whose users all decode."""
+        engine = self.engines.open(policy, num_users=num_users)
+        load = ClosedLoad(engine, deck, num_users=num_users, clock=self.clock)
+        load.ramp_up()
+        return load
+
+    def _work(self, plain: ClosedLoad, num_users: int) -> float:
+        """Tokens that plain decoding commits in `unit_s`, in whole answers."""
+        pilot = plain.run_to(plain.num_tokens + _PILOT_STEPS * num_users)
+        tokens = max(pilot.tokens_per_s * self._unit_s, _LEAST_STEPS * num_users)
+        length = self.config.max_new_tokens
+        return float(max(round(tokens / length), 1) * length)
+
+    @contextmanager
+    def _open(self, load: Load, deck: Deck, rounds: Sequence[Sequence[Unit]]) -> Iterator[Measure]:
+        """A fresh engine for every unit."""
+        if load not in self.results.work:
+            self.results.add_work(load, _OPEN_LENGTH * self._unit_s)
+        seconds, first = self.results.work[load], rounds[0][0].repeat
+
+        def measure(unit: Unit) -> Measured:
+            arrivals = poisson(
+                replace(deck, seed=deck.seed + unit.repeat - first), rate=unit.load.level
+            )
+            engine = self.engines.open(unit.policy, num_users=OPEN_REQUESTS)
+            return run_open(engine, arrivals, seconds=seconds, clock=self.clock)
+
+        yield measure
 
     def _deck(self, temperature: float) -> Deck:
         """The tasks with the beginnings of their answers, which are asked now if they are not."""
@@ -93,6 +182,7 @@ class Sweep:
             max_new_tokens=self.config.max_new_tokens,
             coupling=self.config.coupling,
             seed=self.config.seed,
+            is_whole=True,
         )
 
     @property
@@ -101,31 +191,3 @@ class Sweep:
         if budget is None:
             return self.config.unit_s
         return min(self.config.unit_s, 60.0 * budget * _MEASURING / self.config.num_units)
-
-    def _work(self, load: Load, deck: Deck) -> float:
-        """Tokens that plain decoding commits in `unit_s`, or seconds of an open load."""
-        if load.kind is LoadKind.OPEN:
-            return _OPEN_LENGTH * self._unit_s
-        pilot = self._measure(NONE, load, deck, _PILOT_STEPS * load.level)
-        return max(pilot.tokens_per_s * self._unit_s, _LEAST_STEPS * load.level)
-
-    def _measure(self, policy: str, load: Load, deck: Deck, work: float) -> Measured:
-        return measure_load(
-            lambda num_users: self.engines.open(policy, num_users=num_users),
-            load,
-            deck,
-            work=work,
-            clock=self.clock,
-        )
-
-
-def measure_load(
-    open_engine: Callable[[int], Engine], load: Load, deck: Deck, *, work: float, clock: Clock
-) -> Measured:
-    """One unit on a fresh engine: `work` tokens of a closed load, or seconds of an open one."""
-    if load.kind is LoadKind.OPEN:
-        arrivals = poisson(deck, rate=load.level)
-        return run_open(open_engine(OPEN_REQUESTS), arrivals, seconds=work, clock=clock)
-    num_users = int(load.level)
-    engine = open_engine(num_users)
-    return run_closed(engine, deck, num_users=num_users, num_tokens=int(work), clock=clock)

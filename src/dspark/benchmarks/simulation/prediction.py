@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from dspark.benchmarks.load.config import Load, LoadConfig
+from dspark.benchmarks.load.config import OPEN_REQUESTS, Load, LoadConfig, LoadKind
 from dspark.benchmarks.load.deck import Deck
-from dspark.benchmarks.load.sweep import measure_load
+from dspark.benchmarks.load.loop import ClosedLoad, poisson, run_open
 from dspark.benchmarks.simulation.engine import (
     SimulatedClock,
     SimulatedEngine,
@@ -17,6 +17,7 @@ from dspark.benchmarks.simulation.engine import (
     tasks_of,
 )
 from dspark.benchmarks.simulation.simulate import Machine
+from dspark.engine.planner import Planner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,29 +41,41 @@ class SweepPrediction:
             max_new_tokens=self.config.max_new_tokens,
             coupling=self.config.coupling,
             seed=self.config.seed,
+            is_whole=True,
         )
         planner = machine.planner(policy)  # what it learns stays with it, as in the sweep
+        if load.kind is LoadKind.CLOSED:
+            rates = self._closed(machine, planner, load, deck)
+        else:
+            rates = self._open(machine, planner, load, deck)
+        return statistics.median(rates)
+
+    def _closed(self, machine: Machine, planner: Planner, load: Load, deck: Deck) -> list[float]:
+        num_users, work = int(load.level), int(self.work[load])
+        engine, clock = self._engine(machine, planner, num_users)
+        users = ClosedLoad(engine, deck, num_users=num_users, clock=clock)
+        users.ramp_up()
+        start = users.num_tokens
+        return [
+            users.run_to(start + (repeat + 1) * work).tokens_per_s
+            for repeat in range(self.config.repeats)
+        ]
+
+    def _open(self, machine: Machine, planner: Planner, load: Load, deck: Deck) -> list[float]:
         rates = []
         for repeat in range(self.config.repeats):
-            clock = SimulatedClock()
-
-            def engine(num_users: int, clock: SimulatedClock = clock) -> SimulatedEngine:
-                return SimulatedEngine(
-                    machine.recording,
-                    cost=machine.cost,
-                    planner=planner,
-                    sizes=Sizes(
-                        max_requests=num_users, max_step_tokens=self.config.max_step_tokens
-                    ),
-                    clock=clock,
-                )
-
-            found = measure_load(
-                engine,
-                load,
-                replace(deck, seed=self.config.seed + repeat),
-                work=self.work[load],
-                clock=clock,
-            )
+            engine, clock = self._engine(machine, planner, OPEN_REQUESTS)
+            arrivals = poisson(replace(deck, seed=deck.seed + repeat), rate=load.level)
+            found = run_open(engine, arrivals, seconds=self.work[load], clock=clock)
             rates.append(found.tokens_per_s)
-        return statistics.median(rates)
+        return rates
+
+    def _engine(
+        self, machine: Machine, planner: Planner, max_requests: int
+    ) -> tuple[SimulatedEngine, SimulatedClock]:
+        clock = SimulatedClock()
+        sizes = Sizes(max_requests=max_requests, max_step_tokens=self.config.max_step_tokens)
+        engine = SimulatedEngine(
+            machine.recording, cost=machine.cost, planner=planner, sizes=sizes, clock=clock
+        )
+        return engine, clock
