@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dspark.artifacts import read_calibration
 from dspark.cli import main
 
 COMMANDS = (
@@ -540,6 +541,12 @@ def test_every_kind_is_trained_evaluated_and_shown_by_the_same_commands(
     assert measured.code == 0, measured.err
     found = measured.last_json()["drafters"]
     assert sorted(found) == ["dflash", "eagle3", "mtp", "prompt-lookup"]
+    calibrated = run(
+        *("calibrate", prompts, *target, "--drafter", tmp_path / "dflash", "--eager"),
+        *("--max-new-tokens", 100, "--temperature", 0, "--json"),
+    )
+    assert calibrated.code == 0, calibrated.err
+    assert read_calibration(tmp_path / "dflash") is not None
     for drafter in (tmp_path / "eagle3", tmp_path / "mtp", "prompt-lookup"):
         shown = run(
             *("demo", *target, "--drafter", drafter, "--eager"),

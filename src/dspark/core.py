@@ -190,10 +190,10 @@ class DraftBlock:
     `tokens_RK` int64, TARGET ids. `probs_RKS` float32: the very distributions the tokens were
     drawn from (method section 4: the same tensor serves drawing and ratio), over the draft
     vocabulary; `None` where no request uses maximal coupling, which alone asks for them.
-    `confidence_RK` float32 logits of c_k, `None` for a drafter without that head; it never looks
-    at a token that it judges. `num_offered` says how many leading tokens of each row are
-    proposals; `None`: all K of every row. `is_certain`: no token was drawn, each has probability
-    1 (then `probs_RKS` is `None`).
+    `confidence_RK` float32 logits of c_k, a head's or `algorithms.confidence`'s; they never look
+    at a token that they judge. `None`: nothing is known. `num_offered` says how many leading
+    tokens of each row are proposals; `None`: all K of every row. `is_certain`: no token was
+    drawn, each has probability 1 (then `probs_RKS` is `None`).
     """
 
     tokens_RK: Tensor
@@ -236,7 +236,7 @@ class RoundResult:
     """The first token of the answer: the prompt's own pass gave it, it is not a round."""
     finish_reason: FinishReason | None
     confidence_logits: Sequence[float] | None = None
-    """Logits of c_k of the offered tokens; `None` without any, or without a head for them."""
+    """Logits of c_k of the offered tokens; `None` without any."""
     num_cached: int = 0
     """Tokens of the prompt that the cache knew; told with the first token of the answer."""
     offered_ids: Sequence[int] = ()

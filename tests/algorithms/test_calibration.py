@@ -14,7 +14,6 @@ from dspark.algorithms.calibration_metrics import (
     calibration_by_position,
     mean_ece,
 )
-from dspark.algorithms.margin import MAX_MARGIN, margins, uninformed
 from dspark.algorithms.survival import survival
 from dspark.algorithms.temperature_scaling import GRID, fit_temperatures
 from dspark.core import SamplingParams
@@ -181,18 +180,3 @@ def test_ties_of_the_grid_go_to_the_temperature_nearest_to_one():
     )
     assert fit_temperatures(rounds).temperatures == (1.0,)
     assert 1.0 in GRID
-
-
-def test_margins_are_the_gap_of_the_two_best_and_finite():
-    scores_RV = torch.tensor(
-        [[1.0, 3.0, 2.5], [0.0, -float("inf"), -float("inf")], [2.0, 2.0, 1.0], [-torch.inf] * 3]
-    )
-    assert margins(scores_RV).tolist() == [0.5, MAX_MARGIN, 0.0, 0.0]
-    assert margins(torch.zeros(2, 1)).tolist() == [MAX_MARGIN] * 2
-    shifted = margins(scores_RV.log_softmax(-1))
-    torch.testing.assert_close(shifted[0], torch.tensor(0.5))
-
-
-def test_before_anything_is_observed_a_margin_tells_nothing():
-    a_RK = uninformed(3).survival(np.array([[0.0, 5.0, 40.0]], dtype=np.float32))
-    assert a_RK[0].tolist() == pytest.approx([0.8, 0.64, 0.512], abs=0.01)

@@ -6,7 +6,7 @@ import torch
 
 from dspark.algorithms.calibration import Scaling
 from dspark.algorithms.calibration_metrics import calibration_by_position, mean_ece
-from dspark.algorithms.margin import margins, uninformed
+from dspark.algorithms.confidence import log_odds_of_best
 from dspark.algorithms.online_calibration import (
     Window,
     find_drift,
@@ -165,11 +165,11 @@ def test_confidences_that_point_the_wrong_way_count_for_nothing():
     assert sigmoid(bias) == pytest.approx(0.5, abs=0.01)
 
 
-def test_a_drafter_without_a_head_learns_from_the_margins_of_its_distributions():
-    """From no knowledge at all to the accepted share as a function of the margin."""
+def test_a_drafter_without_a_head_learns_from_the_odds_of_its_likeliest_tokens():
+    """From taking them for the truth to the accepted share as a function of them."""
     generator = torch.Generator().manual_seed(0)
     scores_RV = 2.0 * torch.randn(K * 6_000, 16, generator=generator)
-    logits_NK = margins(scores_RV).view(6_000, K).numpy()
+    logits_NK = log_odds_of_best(scores_RV).view(6_000, K).numpy()
     rng = np.random.default_rng(2)
     chance_NK = sigmoid(0.8 * logits_NK - 0.5)
     accepted_N = np.cumprod(rng.random(logits_NK.shape) < chance_NK, axis=1).sum(1)
@@ -177,7 +177,7 @@ def test_a_drafter_without_a_head_learns_from_the_margins_of_its_distributions()
     window = Window.empty(K, share=SHARE, size=6_000).extended(
         logits_NK, planned=everything, verified=everything, accepted=accepted_N
     )
-    found = refit(window, uninformed(K))
+    found = refit(window, Scaling.identity(K))
     error = np.abs(found.survival(logits_NK) - np.cumprod(chance_NK, axis=1)).mean()
     assert error < 0.02
 

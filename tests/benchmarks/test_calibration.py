@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from dspark.algorithms.calibration import SamplingClass
 from dspark.algorithms.calibration_metrics import (
     ConfidenceRounds,
     calibration_by_position,
@@ -18,8 +19,9 @@ from dspark.benchmarks.calibration import (
     table_rows,
 )
 from dspark.benchmarks.plots import save_calibration
-from dspark.errors import InputError, ModelError
+from dspark.errors import InputError
 from dspark.llm import LLM
+from dspark.models.drafter import Drafter
 
 PROMPTS = [[5 + i, 6, 7, 8 + i] for i in range(8)]
 TASKS = {"math": PROMPTS[::2], "code": PROMPTS[1::2]}
@@ -90,12 +92,20 @@ def test_what_cannot_be_calibrated_is_refused(llm: LLM) -> None:
         calibrate(llm, {"one": PROMPTS[:2]}, config=CalibrationConfig(max_new_tokens=8))
     with pytest.raises(InputError, match="at most one"):
         CalibrationConfig(temperatures=(0.8, 1.0))
+
+
+def test_a_drafter_without_a_confidence_head_is_calibrated_by_its_own_odds(llm: LLM) -> None:
     drafter = llm.drafter
-    assert drafter is not None
-    head, drafter.confidence_head = drafter.confidence_head, None  # type: ignore[union-attr]
+    assert isinstance(drafter, Drafter)
+    head, drafter.confidence_head = drafter.confidence_head, None
     try:
         mute = LLM(llm.target, tokenizer=llm.tokenizer, drafter=drafter)
-        with pytest.raises(ModelError, match="confidence"):
-            calibrate(mute, TASKS, config=CONFIG)
+        report = calibrate(mute, TASKS, config=CONFIG)
     finally:
-        drafter.confidence_head = head  # type: ignore[union-attr]
+        drafter.confidence_head = head
+    for found in report.classes:
+        assert found.mean_ece_after < found.mean_ece_before
+    scaling = report.calibration.scaling(SamplingClass.GREEDY)
+    survival_RK = scaling.survival(np.array([[4.0] * 4, [-4.0] * 4], dtype=np.float32))
+    assert (survival_RK[0] >= survival_RK[1]).all()
+    assert (np.diff(survival_RK, axis=1) <= 0.0).all()

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from dspark.algorithms.confidence import log_odds_of_best
 from dspark.core import Coupling, Request, SamplingParams
-from dspark.engine.chain_pass import ChainPass, log_odds_of_best
+from dspark.engine.chain_pass import ChainPass
 from dspark.models.chain import ChainDrafter
 from dspark.models.drafter_config import DrafterKind
 from dspark.models.target import Target

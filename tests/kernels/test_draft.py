@@ -174,11 +174,12 @@ def assert_same_block(
             torch.testing.assert_close(
                 found.probs_RKS[r], expected.probs_RKS[r], atol=tolerance, rtol=0.0
             )
-    assert (found.confidence_RK is None) == (expected.confidence_RK is None)
-    if found.confidence_RK is not None:
-        torch.testing.assert_close(
-            found.confidence_RK, expected.confidence_RK, atol=1e-4, rtol=1e-5
-        )
+    assert found.confidence_RK is not None
+    assert expected.confidence_RK is not None
+    # of a clear choice, the sum of all others is a small part of what is added up
+    torch.testing.assert_close(
+        found.confidence_RK.exp(), expected.confidence_RK.exp(), atol=1e-4, rtol=1e-2
+    )
 
 
 @given(

@@ -160,9 +160,9 @@ def test_a_round_is_its_parts_one_after_the_other(
             torch.set_num_threads(before)
     found, expected = blocks
     assert_same_block(found, expected, kinds)
-    if expected.confidence_RK is not None:
-        assert found.confidence_RK is not None
-        assert torch.equal(found.confidence_RK, expected.confidence_RK)
+    assert found.confidence_RK is not None
+    assert expected.confidence_RK is not None
+    assert torch.equal(found.confidence_RK, expected.confidence_RK)
     for mine, other in zip(at_once.pages, parts.pages, strict=True):
         assert torch.equal(mine, other)
 

@@ -4,8 +4,8 @@ It knows numbers per position; it neither fits them nor knows how they were fitt
     c_k' = sigmoid(scale_k * logit_k + bias_k)      a_k = c_1' * .. * c_k'
 
 Sequential temperature scaling has scale 1 / T_k and no bias. The logit is that of a confidence
-head, or for a drafter without one the margin of its distribution (`margin.py`). A scale is never
-negative, so that the order of confidences at a position stays what it was.
+head, or for a drafter without one the log odds of its likeliest token (`confidence.py`). A scale
+is never negative, so that the order of confidences at a position stays what it was.
 Letters: R requests, K positions.
 """
 

@@ -25,7 +25,7 @@ from dspark.algorithms.online_calibration import MAX_SHARE, Window, refit
 from dspark.benchmarks.environment import Environment
 from dspark.completion import Job, Prompt
 from dspark.core import Coupling, RoundResult, SamplingParams
-from dspark.errors import InputError, ModelError
+from dspark.errors import InputError
 from dspark.llm import LLM
 
 MIN_ROUNDS = 200
@@ -142,7 +142,7 @@ def calibrate(
     config: CalibrationConfig,
     on_prompt: OnPrompt | None = None,
 ) -> CalibrationReport:
-    """Fit and judge. Raises `ModelError` for a drafter that says nothing of its confidence."""
+    """Fit and judge. Raises `InputError` for too few rounds."""
     groups = _groups(tasks)
     whole = llm.with_policy("fixed")
     reports, scalings = [], {}
@@ -213,11 +213,6 @@ def _collect(
             on_prompt(f"temperature {temperature:g}", done + 1, len(jobs))
     found = {name: ConfidenceRounds.of(rounds) for name, rounds in results.items()}
     rounds = {name: group for name, group in found.items() if group is not None}
-    if not rounds:
-        raise ModelError(
-            "This drafter says nothing of its confidence, so there is nothing to calibrate; in "
-            "service the chances of its positions are learnt from outcomes."
-        )
     count = sum(len(group.logits_RK) for group in rounds.values())
     if len(rounds) < 2 or count < MIN_ROUNDS:
         raise InputError(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dspark.algorithms.acceptance import draw_draft
+from dspark.algorithms.confidence import log_odds_of_best
 from dspark.algorithms.sampling import RowContext, process_logits
 from dspark.core import AttentionLayout, DraftBlock
 from dspark.engine.batch import Run, layout_of
@@ -148,14 +149,3 @@ class ChainPass:
             )
 
         return self.drafter.advance(state_ND, next_ids_N, layout.positions_N, attend)
-
-
-def log_odds_of_best(logits_RS: Tensor) -> Tensor:
-    """log(q / (1 - q)) of the most likely token at temperature 1, float32 [R], at most 13.8.
-
-    Known before any token of the row is drawn, so that a plan may look at it (method section 5);
-    a stand-in for a confidence head, to be calibrated like one.
-    """
-    shifted_RS = logits_RS.float()
-    shifted_RS = shifted_RS - shifted_RS.amax(dim=-1, keepdim=True)
-    return -(shifted_RS.exp().sum(dim=-1) - 1.0).clamp(min=1e-6).log()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dspark.algorithms.acceptance import draw_draft
+from dspark.algorithms.confidence import log_odds_of_best
 from dspark.algorithms.noise import RoundNoise
 from dspark.algorithms.sampling import RowContext, process_logits
 from dspark.core import AttentionLayout, DraftBlock
@@ -34,6 +35,7 @@ from dspark.models.drafter_kernels import (
     draft_round,
     walk_weights,
 )
+from dspark.models.heads import ConfidenceHead
 from dspark.models.kinds import vocabulary_of
 from dspark.models.rotary import RotaryTables
 
@@ -343,7 +345,7 @@ class DraftPass:
         prev_R = torch.tensor([r.tokens[-1] for r in requests], device=self.device)
         drafted: list[list[int]] = [[] for _ in requests]
         has_history = any(r.logit_state.shapes_logits for r in requests)
-        tokens, probs, embeddings = [], [], []
+        tokens, probs, embeddings, odds = [], [], [], []
         rows = [RowContext(state=r.logit_state) for r in requests]
         for slot in range(self.block_size):
             logits_RS = base_RKS[:, slot]
@@ -352,6 +354,8 @@ class DraftPass:
                 bias_RS, state = head.step(e_Rr, hidden_RKD[:, slot], state)
                 logits_RS = logits_RS + bias_RS
                 embeddings.append(e_Rr)
+            if drafter.confidence_head is None:
+                odds.append(log_odds_of_best(logits_RS))
             if has_history:
                 rows = [
                     RowContext(state=r.logit_state, drafted=tuple(ids))
@@ -376,13 +380,15 @@ class DraftPass:
         return DraftBlock(
             tokens_RK=torch.stack(tokens, dim=1),
             probs_RKS=torch.stack(stacked, dim=1) if stacked else None,
-            confidence_RK=self._confidence(hidden_RKD, embeddings),
+            confidence_RK=torch.stack(odds, dim=1)
+            if drafter.confidence_head is None
+            else self._confidence(drafter.confidence_head, hidden_RKD, embeddings),
         )
 
-    def _confidence(self, hidden_RKD: Tensor, embeddings: Sequence[Tensor]) -> Tensor | None:
-        head = self.drafter.confidence_head
-        if head is None:
-            return None
+    @staticmethod
+    def _confidence(
+        head: ConfidenceHead, hidden_RKD: Tensor, embeddings: Sequence[Tensor]
+    ) -> Tensor:
         e_RKr = torch.stack(list(embeddings), dim=1) if head.rank > 0 else None
         logits_RK: Tensor = head(hidden_RKD, e_RKr)
         return logits_RK

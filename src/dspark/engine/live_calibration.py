@@ -18,7 +18,7 @@ from dspark.algorithms.calibration import (
     Scaling,
     scaled_survival,
 )
-from dspark.algorithms.margin import uninformed
+from dspark.algorithms.confidence import uninformed
 from dspark.algorithms.online_calibration import (
     PositionDrift,
     Window,

@@ -86,7 +86,8 @@ class WalkWeights:
     to gate, candidate and output; e is the embedded previous token.
 
     `confidence`: float32 weights of the hidden state [D], then those of the previous token [r]
-    if it is read, then the bias; `None` without the head.
+    if it is read, then the bias; `None` without the head, whose place the odds of the likeliest
+    token take (`algorithms.confidence`).
     """
 
     head: PackedLinear
@@ -105,7 +106,7 @@ def walk(
     rounds: RoundTable,
     d2t_S: Tensor | None,
     probs_RKS: Tensor | None,
-) -> tuple[Tensor, Tensor | None] | None:
+) -> tuple[Tensor, Tensor] | None:
     """Left to right over each request's `block_size` rows of `hidden_ND` (Eq. 4).
 
     Returns target ids int64 [R, K] and confidence logits float32 [R, K]. `probs_RKS` is float32
@@ -129,4 +130,4 @@ def walk(
     )
     if not is_finite:
         return None
-    return tokens_RK, confidence_RK if weights.confidence is not None else None
+    return tokens_RK, confidence_RK

@@ -65,7 +65,6 @@ class DraftRound:
             walk.confidence,
             d2t_S,
         ).run
-        self._has_confidence = walk.confidence is not None
 
     def run(
         self,
@@ -78,7 +77,7 @@ class DraftRound:
         rounds: RoundTable,
         probs_RKS: Tensor | None,
         forbidden: Sequence[int] = (),
-    ) -> tuple[Tensor, Tensor | None] | None:
+    ) -> tuple[Tensor, Tensor] | None:
         """Feed `waiting`, then a block of each request: what `walk` returns.
 
         `cos_PE`, `sin_PE`: float32 tables whose row is the position. `table_RP`: int32 pages by
@@ -103,4 +102,4 @@ class DraftRound:
         )
         if not is_finite:
             return None
-        return tokens_RK, confidence_RK if self._has_confidence else None
+        return tokens_RK, confidence_RK

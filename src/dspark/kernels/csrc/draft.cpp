@@ -73,8 +73,8 @@ std::tuple<Tensor, Tensor, bool> walk(
   Walk a = walk_of(hidden.scalar_type(), hidden.size(1), head, num_columns, w1, w2, kind, joint,
                    confidence, d2t);
   Tensor tokens = at::empty({rounds.size, block_size}, hidden.options().dtype(at::kLong));
-  Tensor confidences = at::empty({confidence.has_value() ? rounds.size : 0, block_size},
-                                 hidden.options().dtype(at::kFloat));
+  Tensor confidences =
+      at::empty({rounds.size, block_size}, hidden.options().dtype(at::kFloat));
   set_rounds(a, rounds, block_size, tokens, confidences, probs);
   a.hidden = bytes(hidden);
   bool is_finite = true;

@@ -33,7 +33,6 @@ struct DraftRound : torch::CustomClassHolder, private StackStages {
         embeddings_(std::move(embeddings)),
         mask_id_(mask_id),
         block_size_(block_size),
-        has_confidence_(confidence.has_value()),
         walk_(walk_of(pages_->layers->dtype(), pages_->layers->width(), head, num_columns, w1, w2, kind, joint,
                       confidence, d2t)),
         row_bytes_(pages_->layers->width() * size_of(walk_.type)) {
@@ -49,8 +48,8 @@ struct DraftRound : torch::CustomClassHolder, private StackStages {
       kept_.push_back(std::move(tensor));
   }
 
-  // A block of each request: target ids [R, K], confidence logits [R, K] (without the head [0, K]),
-  // and whether all scores were finite: if not, the other two are undefined.
+  // A block of each request: target ids [R, K], confidence logits [R, K], and whether all scores
+  // were finite: if not, the other two are undefined.
   //   taps, positions, places: the tokens that wait, in parts
   //   table: pages by row; rows: that of each request
   //   forbidden: slots of all blocks and columns that no token may be of, see `Cells`
@@ -74,7 +73,7 @@ struct DraftRound : torch::CustomClassHolder, private StackStages {
       runs.insert(runs.end(), {rows[static_cast<size_t>(r)], rounds.positions[r] - 1, block_size_});
     }
     Tensor tokens = at::empty({rounds.size, block_size_}, at::kLong);
-    Tensor confidences = at::empty({has_confidence_ ? rounds.size : 0, block_size_}, at::kFloat);
+    Tensor confidences = at::empty({rounds.size, block_size_}, at::kFloat);
     feed_.take(taps, positions, places, cos, sin);
     set_rounds(walk_, rounds, block_size_, tokens, confidences, probs);
     walk_.forbidden.take(forbidden, size * block_size_, walk_.num_columns);
@@ -124,7 +123,6 @@ struct DraftRound : torch::CustomClassHolder, private StackStages {
   ContextFeed feed_;
   Tensor embeddings_;
   int64_t mask_id_, block_size_;
-  bool has_confidence_;
   Walk walk_;
   int64_t row_bytes_;
   std::vector<Optional> kept_;  // weights

@@ -19,7 +19,9 @@ struct Walk {
   Product head;
   std::optional<Product> w2;  // without a sequential head: none
   SequentialHead sequential;
-  const float* confidence;  // weights of hidden, of the token before if `reads_token`, bias; null
+  // Weights of hidden, of the token before if `reads_token`, bias. Null without the head: then
+  // the odds of the best column stand in for it.
+  const float* confidence;
   bool reads_token;
   Rounds rounds;
   const int64_t* d2t;   // null: columns are target ids
@@ -96,6 +98,7 @@ struct Walker {
   Share blocks;
   int64_t column_begin, column_end;
   std::vector<int64_t> previous;  // [R] target ids
+  std::vector<float> exponentials;  // of one block
 };
 
 // Base logits of all slots in one product, then slot by slot: the bias of what was drawn before,
@@ -133,6 +136,8 @@ class Walking {
       slot.totals.resize(sums);
       slot.sums.resize(sums);
     }
+    if (walk.confidence == nullptr)
+      weights_.resize(static_cast<size_t>(walk.num_rows * walk.block_size * num_blocks_));
     unknown_token_ = 0;
   }
 
@@ -148,10 +153,11 @@ class Walking {
 
   // Whether all scores were finite. A worker's share of the rows of `hidden` is its own before.
   bool run(const Kernels& k, const Worker& me) {
-    Walker w = {me, me.share(num_blocks_), 0, 0, {}};
+    Walker w = {me, me.share(num_blocks_), 0, 0, {}, {}};
     w.column_begin = std::min(w.blocks.begin * kBlock, a_->num_columns);
     w.column_end = std::min(w.blocks.end * kBlock, a_->num_columns);
     w.previous.assign(a_->rounds.anchors, a_->rounds.anchors + a_->num_rows);
+    if (a_->confidence == nullptr) w.exponentials.resize(static_cast<size_t>(kBlock));
     const int64_t num_hidden = a_->num_rows * a_->block_size;
     const Share rows = me.share(num_hidden);
     for (int64_t n = rows.begin; n < rows.end; ++n)
@@ -176,6 +182,10 @@ class Walking {
       }
       if (a_->confidence != nullptr) tell_confidence(k, w, j);
       is_finite = draw(k, w, j) && is_finite;
+    }
+    if (a_->confidence == nullptr) {
+      me.meet();
+      tell_odds(me);
     }
     return is_finite;
   }
@@ -232,6 +242,27 @@ class Walking {
     }
   }
 
+  double* weights(int64_t n) { return weights_.data() + n * num_blocks_; }
+
+  // Exponentials of a row's own columns over that of its best, at temperature 1.
+  void weigh_others(const Kernels& k, Walker& w, int64_t r, int64_t j, float best) {
+    for (int64_t b = w.blocks.begin; b < w.blocks.end; ++b) {
+      const int64_t begin = b * kBlock, width = std::min(kBlock, a_->num_columns - begin);
+      const Scores block = {a_->type, logits(r, j) + begin * size_, best, 1.0f};
+      weights(r * a_->block_size + j)[b] =
+          static_cast<double>(k.exponential_block(block, 0, width, w.exponentials.data()));
+    }
+  }
+
+  // `log_odds_of_best` of dspark.algorithms.confidence, for a share of the slots.
+  void tell_odds(const Worker& me) {
+    const Share slots = me.share(a_->num_rows * a_->block_size);
+    for (int64_t n = slots.begin; n < slots.end; ++n) {
+      const double others = sum_in_order(weights(n), num_blocks_) - 1.0;
+      a_->confidences[n] = static_cast<float>(-std::log(std::max(others, 1e-6)));
+    }
+  }
+
   bool draw(const Kernels& k, Walker& w, int64_t j) {
     Slot& slot = slots_[j % 2];  // a slow worker may still read the slot before
     const int64_t num_own = w.column_end - w.column_begin;
@@ -255,6 +286,9 @@ class Walking {
       bests[static_cast<size_t>(r)] = best;
     }
     if (!is_finite) bests.assign(bests.size(), {0.0f, 0, false});
+    if (a_->confidence == nullptr)
+      for (int64_t r = 0; r < a_->num_rows; ++r)
+        weigh_others(k, w, r, j, bests[static_cast<size_t>(r)].value);
     if (has_filters_ && is_finite) filter(k, w, j, bests);
     if (has_shared_ || has_maximal_) weigh(k, w, j, slot, bests, is_finite);
     for (int64_t r = 0; r < a_->num_rows; ++r) {
@@ -360,6 +394,7 @@ class Walking {
   std::vector<char> is_filtered_;  // [R]
   bool has_filters_ = false, has_shared_ = false, has_maximal_ = false;
   Slot slots_[2];
+  std::vector<double> weights_;  // [R][K][block], of exponentials, without a confidence head
   int64_t unknown_token_ = 0;  // of the first worker
 };
 
