@@ -53,3 +53,15 @@ def test_the_latest_tap_of_a_place_counts_and_none_that_other_tokens_replaced() 
     waiting.keep(taps([0.5]), torch.tensor([5]))
     waiting.forget(torch.tensor([6, 7]))
     assert taken(waiting, [0], [4]) == [(0, 4, 4.0), (1, 5, 0.5)]
+
+
+def test_what_nobody_takes_is_not_looked_for_in_every_step() -> None:
+    """Rejected tokens of a request that ended wait for ever: that must cost others nothing."""
+    waiting = backlog_of([4, 17, 20])
+    assert taken(waiting, [0], [8]) == [(0, 4, 4.0)]
+    pages = torch.arange(6)
+    assert pages[waiting._has_late].tolist() == [4, 5]
+    assert taken(waiting, [2], [1]) == []  # the rejected token of one that goes on
+    waiting.forget(torch.tensor([17]))
+    assert taken(waiting, [2], [3]) == []
+    assert pages[waiting._has_late].tolist() == [5]

@@ -1,25 +1,34 @@
 """Live correction of a step cost: what steps really took, against what the table said.
-It knows a table and samples. `merged` keeps no state and says what is meant; `CostRatios` gives
-the same table from sums that are kept, a few rows at a time, for use between steps.
+It knows a table and samples.
+
+    log(measured / priced) of a sample  =  speed of the machine then  +  own factor of the entry
+
+The two are told apart by samples of one stretch of time: they share the machine's speed, and what
+still differs is the entries' own. Entries that were seen at different times must not be compared
+by what they took: a machine that others share moves by more than a token costs, and the entry that
+was seen last would look dear or cheap for that.
+Letters: N samples, E entries of a part, S stretches.
 """
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from dspark.algorithms.cost_curve import CostCurve
 from dspark.algorithms.ranking import Floats, Ints
-from dspark.algorithms.step_cost import Entry, SampledCost, StepCost, VerifyRow
+from dspark.algorithms.step_cost import Entry, SampledCost, StepCost
 
-# Samples further from their median than this many deviations, and than this ratio, are outliers.
+# Samples further from what is expected than this many deviations, and than this ratio, are
+# outliers.
 _NUM_DEVIATIONS = 4.0
 _LEAST_OUTLIER = math.log(1.25)
+_NUM_LOOKS = 3
 
 
 class Part(StrEnum):
@@ -44,115 +53,76 @@ class StepSample(NamedTuple):
     """Share of the requests that are sampled."""
 
 
-def merged(
-    cost: StepCost, samples: Sequence[StepSample], *, window: int = 32, prior: int = 4
-) -> StepCost:
-    """The table corrected by live measurements, oldest first. `cost` is the profile itself.
+def merged(cost: StepCost, samples: Sequence[StepSample], **options: int) -> StepCost:
+    """The table corrected by live measurements, oldest first. `cost` is the profile itself."""
+    ratios = CostRatios(cost, **options)
+    for sample in samples:
+        ratios.add(sample)
+    return ratios.table(range(len(cost.verify)))
 
-    Each entry is multiplied by the typical ratio of measured to priced time among the last
-    `window` samples nearest to it, outliers dropped; older ones are forgotten. The ratio of the
-    last `window` samples of the whole part counts as `prior` samples more, so that entries that
-    nobody visits follow a machine that turned slow; what sampled requests cost more follows it too.
+
+class Correction(NamedTuple):
+    """Logs of what a part of the table is multiplied by."""
+
+    speed: float
+    """Every entry: the machine now against that of the profile."""
+    own_E: Floats
+    """Each entry besides; 0 where nothing is known of it."""
+
+
+def correction(
+    entries_N: Ints, ratios_N: Floats, *, num_entries: int, window: int, prior: int
+) -> Correction:
+    """Speed of the last `window` samples and own factors, by least squares over log ratios.
+
+    Own factors are drawn to 0 as if by `prior` samples of that. Outliers lose their weight from
+    look to look. Oldest samples come first; those that fill no stretch are left out.
     """
-    drafts = [s for s in samples if s.part is Part.DRAFT]
-    verifies = [s for s in samples if s.part is Part.VERIFY]
-    drafting_N = np.array([s.num_requests for s in drafts], dtype=np.int64)
-    context_N = np.array([s.context for s in drafts], dtype=np.int64)
-    share_N = np.array([s.sampled for s in drafts])
-    priced_N = cost.draft_seconds(drafting_N, context_N, sampled=share_N)
-    ratios_N = _log_ratios(drafts, priced_N)
-    weights = _Weights(overall=_typical(ratios_N[-window:]), window=window, prior=prior)
-    draft = cost.draft.scaled(weights.factors(cost.draft.sizes, drafting_N, ratios_N))
-    ratios_N = _log_ratios(verifies, _priced(cost, verifies))
-    overall = _typical(ratios_N[-window:])
-    return replace(
-        cost,
-        draft=draft,
-        verify=_verify_rows(cost, verifies, ratios_N, window, prior),
-        sampled=_sampled(cost, weights.overall, overall),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Weights:
-    """How the samples of an entry and those of the whole part are mixed."""
-
-    overall: float
-    window: int
-    prior: int
-
-    def factors(self, sizes: Sequence[int], sizes_N: Ints, ratios_N: Floats) -> list[float]:
-        """What each entry of a curve is multiplied by, from the samples nearest to it."""
-        nearest_N = _nearest(sizes, sizes_N)
-        factors = []
-        for entry in range(len(sizes)):
-            recent = ratios_N[nearest_N == entry][-self.window :]
-            total = len(recent) * _typical(recent) + self.prior * self.overall
-            factors.append(math.exp(total / (len(recent) + self.prior)))
-        return factors
-
-
-def _priced(cost: StepCost, samples: Sequence[StepSample]) -> Floats:
-    """What the table says of parts of the kind VERIFY: [N]."""
-    requests_N = np.array([s.num_requests for s in samples], dtype=np.int64)
-    tokens_N = np.array([s.num_tokens for s in samples], dtype=np.int64)
-    context_N = np.array([s.context for s in samples], dtype=np.int64)
-    share_N = np.array([s.sampled for s in samples])
-    priced_N = np.zeros(len(samples))
-    for num_requests in set(requests_N.tolist()):
-        same_N = requests_N == num_requests
-        priced_N[same_N] = cost.verify_seconds(
-            num_requests, tokens_N[same_N], context_N[same_N], sampled=share_N[same_N]
-        )
-    return priced_N
-
-
-def _verify_rows(
-    cost: StepCost, samples: Sequence[StepSample], ratios_N: Floats, window: int, prior: int
-) -> tuple[VerifyRow, ...]:
-    requests_N = np.array([s.num_requests for s in samples], dtype=np.int64)
-    tokens_N = np.array([s.num_tokens for s in samples], dtype=np.int64)
-    weights = _Weights(overall=_typical(ratios_N[-window:]), window=window, prior=prior)
-    row_N = _nearest([row.num_requests for row in cost.verify], requests_N)
-    return tuple(
-        replace(
-            row,
-            curve=row.curve.scaled(
-                weights.factors(row.curve.sizes, tokens_N[row_N == i], ratios_N[row_N == i])
-            ),
-        )
-        for i, row in enumerate(cost.verify)
-    )
-
-
-def _sampled(cost: StepCost, draft: float, verify: float) -> SampledCost | None:
-    """What sampled requests cost more, by the typical log ratios of the two parts."""
-    if cost.sampled is None:
-        return None
-    return cost.sampled.scaled(math.exp(draft), math.exp(verify))
-
-
-def _log_ratios(samples: Sequence[StepSample], priced_N: Floats) -> Floats:
-    """Measured over priced time; 0, no news, where either is nothing."""
-    measured_N = np.array([s.seconds for s in samples], dtype=np.float64)
-    is_known_N = (measured_N > 0.0) & (priced_N > 0.0)
-    return np.log(np.where(is_known_N, measured_N, 1.0) / np.where(is_known_N, priced_N, 1.0))
-
-
-def _nearest(sizes: Sequence[int], sizes_N: Ints) -> Ints:
-    """The entry for each sample that is the same number of times larger or smaller: [N]."""
-    log_S = np.log(np.maximum(sizes, 1))
-    nearest_N: Ints = np.abs(np.log(np.maximum(sizes_N, 1))[:, None] - log_S).argmin(1)
-    return nearest_N
-
-
-def _typical(ratios_N: Floats) -> float:
-    """Median of log ratios, refined by the mean of those near it; 0 without any."""
+    own_E = np.zeros(num_entries)
     if len(ratios_N) == 0:
-        return 0.0
-    distance_N = np.abs(ratios_N - np.median(ratios_N))
-    reach = max(_NUM_DEVIATIONS * float(np.median(distance_N)), _LEAST_OUTLIER)
-    return float(ratios_N[distance_N <= reach].mean())
+        return Correction(0.0, own_E)
+    length = min(window, len(ratios_N))
+    used = len(ratios_N) // length * length
+    seen, place_N = np.unique(entries_N[-used:], return_inverse=True)
+    ratios_SW = ratios_N[-used:].reshape(-1, length)
+    place_SW, weights_SW = place_N.reshape(-1, length), np.ones_like(ratios_SW)
+    for look in range(1, _NUM_LOOKS + 1):
+        own = _own_factors(place_SW, ratios_SW, weights_SW, len(seen), float(prior))
+        left_SW = ratios_SW - own[place_SW]
+        speed_S = np.median(left_SW, axis=1)
+        distance_SW = np.abs(left_SW - speed_S[:, None])
+        reach = max(_NUM_DEVIATIONS * float(np.median(distance_SW)), _LEAST_OUTLIER)
+        weights_SW = (reach / np.maximum(distance_SW, reach)) ** look
+    own_E[seen] = own
+    near_W = distance_SW[-1] <= reach
+    return Correction(float(left_SW[-1][near_W].mean()), own_E)
+
+
+def _own_factors(
+    place_SW: Ints, ratios_SW: Floats, weights_SW: Floats, num_seen: int, prior: float
+) -> Floats:
+    """Of the entries that were seen. The speed of each stretch is a free number, and eliminated.
+
+    Stretches are laid twice, the second time from the middle of one to that of the next: entries
+    that give way to each other at an end are compared too.
+    """
+    normal_EE, wanted_E = prior * np.eye(num_seen), np.zeros(num_seen)
+    length = place_SW.shape[1]
+    half = length // 2
+    for start in (0, half) if len(place_SW) > 1 and half else (0,):
+        end = place_SW.size - (length - start) % length
+        place_N, ratios_N, weights_N = (
+            values.reshape(-1)[start:end] for values in (place_SW, ratios_SW, weights_SW)
+        )
+        num_stretches, weighted_N = len(place_N) // length, weights_N * ratios_N
+        cell_N = np.repeat(np.arange(num_stretches) * num_seen, length) + place_N
+        weight_SE = np.bincount(cell_N, weights_N, num_stretches * num_seen).reshape(-1, num_seen)
+        weight_S = weight_SE.sum(1)
+        share_SE = weight_SE / weight_S[:, None]
+        normal_EE += np.diag(weight_SE.sum(0)) - weight_SE.T @ share_SE
+        wanted_E += np.bincount(place_N, weighted_N, num_seen)
+        wanted_E -= share_SE.T @ weighted_N.reshape(-1, length).sum(1)
+    return np.asarray(np.linalg.solve(normal_EE, wanted_E), dtype=np.float64)
 
 
 class CostRatios:
@@ -161,103 +131,106 @@ class CostRatios:
     def __init__(
         self, cost: StepCost, *, num_samples: int = 512, window: int = 32, prior: int = 4
     ) -> None:
-        """`cost`: the profile. Samples further back than `num_samples` are forgotten."""
-        self._cost, self._num_samples = cost, num_samples
-        self._draft = _CurveRatios(cost.draft, window, prior)
-        self._verify = [_CurveRatios(row.curve, window, prior) for row in cost.verify]
-        self._recent_drafts: deque[tuple[int, float]] = deque(maxlen=window)
-        self._recent_verifies: deque[tuple[int, float]] = deque(maxlen=window)
-        self._num_seen = 0
-        self._row_of: dict[int, int] = {}
-        self._draft_entries: dict[int, Entry] = {}
-        self._verify_entries: dict[tuple[int, int], Entry] = {}
+        """`cost`: the profile. Of each part the last `num_samples` count."""
+        self._cost = cost
+        # entries of `verify` are numbered through, row after row
+        lengths = [len(row.curve.sizes) for row in cost.verify]
+        self._first = [0, *accumulate(lengths)]
+        self._draft = _PartRatios(len(cost.draft.sizes), num_samples, window, prior)
+        self._verify = _PartRatios(self._first[-1], num_samples, window, prior)
+        self._draft_entries: dict[int, tuple[int, Entry]] = {}
+        self._verify_entries: dict[tuple[int, int], tuple[int, Entry]] = {}
 
     def add(self, sample: StepSample) -> None:
         """The newest sample."""
-        self._num_seen += 1
-        priced = self._seconds(sample)
-        is_known = sample.seconds > 0.0 and priced > 0.0
-        item = (self._num_seen, math.log(sample.seconds / priced) if is_known else 0.0)
         if sample.part is Part.DRAFT:
-            self._recent_drafts.append(item)
-            self._draft.add(sample.num_requests, item)
+            number, priced = self._priced_draft(sample)
+            part = self._draft
         else:
-            self._recent_verifies.append(item)
-            self._verify[self._row(sample.num_requests)].add(sample.num_tokens, item)
+            number, priced = self._priced_verify(sample)
+            part = self._verify
+        is_known = sample.seconds > 0.0 and priced > 0.0
+        part.add(number, math.log(sample.seconds / priced) if is_known else 0.0)
 
     def table(self, rows: Sequence[int]) -> StepCost:
         """The corrected table, with these rows of `verify` alone; see `StepCost.rows_around`."""
-        oldest = self._num_seen - self._num_samples
-        of_drafts = _typical_of(self._recent_drafts, oldest)
-        of_verifies = _typical_of(self._recent_verifies, oldest)
+        drafts, verifies = self._draft.correction, self._verify.correction
         return replace(
             self._cost,
-            draft=self._draft.corrected(of_drafts, oldest),
+            draft=_corrected(self._cost.draft, drafts.speed, drafts.own_E),
             verify=tuple(
-                replace(self._cost.verify[i], curve=self._verify[i].corrected(of_verifies, oldest))
+                replace(
+                    self._cost.verify[i],
+                    curve=_corrected(
+                        self._cost.verify[i].curve,
+                        verifies.speed,
+                        verifies.own_E[self._first[i] : self._first[i + 1]],
+                    ),
+                )
                 for i in rows
             ),
-            sampled=_sampled(self._cost, of_drafts, of_verifies),
+            sampled=self._sampled(drafts.speed, verifies.speed),
         )
 
-    def _seconds(self, sample: StepSample) -> float:
-        """What the profile says of it."""
-        part, num_requests, num_tokens, context, _, sampled = sample
-        if part is Part.DRAFT:
-            entry = self._draft_entries.get(num_requests)
-            if entry is None:
-                entry = self._cost.draft_entry(num_requests)
-                self._draft_entries[num_requests] = entry
-            return self._cost.draft_in_context(entry, num_requests, context, sampled=sampled)
-        entry = self._verify_entries.get((num_requests, num_tokens))
-        if entry is None:
-            entry = self._cost.verify_entry(num_requests, num_tokens)
-            self._verify_entries[num_requests, num_tokens] = entry
-        return self._cost.verify_in_context(
-            entry, num_requests, num_tokens, context, sampled=sampled
-        )
+    def _sampled(self, draft: float, verify: float) -> SampledCost | None:
+        """What sampled requests cost more follows the machine."""
+        if self._cost.sampled is None:
+            return None
+        return self._cost.sampled.scaled(math.exp(draft), math.exp(verify))
 
-    def _row(self, num_requests: int) -> int:
-        found = self._row_of.get(num_requests)
+    def _priced_draft(self, sample: StepSample) -> tuple[int, float]:
+        """The entry and what the profile says of the sample."""
+        count, cost = sample.num_requests, self._cost
+        found = self._draft_entries.get(count)
         if found is None:
-            numbers = [row.num_requests for row in self._cost.verify]
-            found = int(_nearest(numbers, np.array([num_requests]))[0])
-            self._row_of[num_requests] = found
-        return found
+            found = _nearest(cost.draft.sizes, count), cost.draft_entry(count)
+            self._draft_entries[count] = found
+        number, entry = found
+        return number, cost.draft_in_context(entry, count, sample.context, sampled=sample.sampled)
+
+    def _priced_verify(self, sample: StepSample) -> tuple[int, float]:
+        count, tokens, cost = sample.num_requests, sample.num_tokens, self._cost
+        found = self._verify_entries.get((count, tokens))
+        if found is None:
+            row = _nearest([row.num_requests for row in cost.verify], count)
+            number = self._first[row] + _nearest(cost.verify[row].curve.sizes, tokens)
+            found = number, cost.verify_entry(count, tokens)
+            self._verify_entries[count, tokens] = found
+        number, entry = found
+        return number, cost.verify_in_context(
+            entry, count, tokens, sample.context, sampled=sample.sampled
+        )
 
 
-class _CurveRatios:
-    """The ratios of one curve."""
+class _PartRatios:
+    """The ratios of one part."""
 
-    def __init__(self, curve: CostCurve, window: int, prior: int) -> None:
-        self._curve, self._window, self._prior = curve, window, prior
-        self._entries: dict[int, deque[tuple[int, float]]] = {}
-        self._entry_of: dict[int, int] = {}
+    def __init__(self, num_entries: int, num_samples: int, window: int, prior: int) -> None:
+        self._items: deque[tuple[int, float]] = deque(maxlen=num_samples)
+        self._num_entries, self._window, self._prior = num_entries, window, prior
+        self._correction: Correction | None = None
 
-    def add(self, size: int, item: tuple[int, float]) -> None:
-        entry = self._entry_of.get(size)
-        if entry is None:
-            entry = self._entry_of[size] = int(_nearest(self._curve.sizes, np.array([size]))[0])
-            self._entries.setdefault(entry, deque(maxlen=self._window))
-        self._entries[entry].append(item)
+    def add(self, entry: int, ratio: float) -> None:
+        self._items.append((entry, ratio))
+        self._correction = None
 
-    def corrected(self, overall: float, oldest: int) -> CostCurve:
-        """Every entry times its own typical ratio, mixed with that of the whole part."""
-        factors = [math.exp(overall)] * len(self._curve.sizes)
-        for entry, items in self._entries.items():
-            count = sum(number > oldest for number, _ in items)
-            total = count * _typical_of(items, oldest) + self._prior * overall
-            factors[entry] = math.exp(total / (count + self._prior))
-        return self._curve.scaled(factors)
+    @property
+    def correction(self) -> Correction:
+        if self._correction is None:
+            self._correction = correction(
+                np.array([entry for entry, _ in self._items], dtype=np.int64),
+                np.array([ratio for _, ratio in self._items]),
+                num_entries=self._num_entries,
+                window=self._window,
+                prior=self._prior,
+            )
+        return self._correction
 
 
-def _typical_of(items: deque[tuple[int, float]], oldest: int) -> float:
-    """`_typical` of the ratios that are newer than number `oldest`, in plain arithmetic."""
-    ratios = [ratio for number, ratio in items if number > oldest]
-    if not ratios:
-        return 0.0
-    median = statistics.median(ratios)
-    distances = [abs(ratio - median) for ratio in ratios]
-    reach = max(_NUM_DEVIATIONS * statistics.median(distances), _LEAST_OUTLIER)
-    near = [ratio for ratio, distance in zip(ratios, distances, strict=True) if distance <= reach]
-    return sum(near) / len(near)
+def _corrected(curve: CostCurve, speed: float, own_E: Floats) -> CostCurve:
+    return curve.scaled(np.exp(speed + own_E).tolist())
+
+
+def _nearest(sizes: Sequence[int], size: int) -> int:
+    """The entry that is the same number of times larger or smaller."""
+    return int(np.abs(np.log(np.maximum(sizes, 1)) - math.log(max(size, 1))).argmin())

@@ -3,7 +3,7 @@
 A request that does not draft needs no context in the drafter. What its tokens leave behind is
 kept here for a copy's price, and is fed when somebody drafts on it, or never. It knows places and
 pages, no request; what lies at a place is the latest that was kept there.
-Letters: S requests, P pages of each, s places of a page.
+Letters: S requests, P pages of each, L pages to be looked at, s places of a page.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,9 +38,11 @@ class Backlog:
     def __init__(self, *, num_pages: int, page_size: int) -> None:
         self._page_size = page_size
         self._waits = np.zeros(num_pages * page_size, dtype=bool)
+        self._has_late = np.zeros(num_pages, dtype=bool)
+        """Pages where something may wait: what nobody takes, rejected tokens of a request that
+        has ended say, is looked at once."""
         self._taps_PM: Tensor | None = None  # most of it is never written to, and so never taken
         self._piece_NM: Tensor | None = None
-        self._is_empty = True
 
     def keep(self, taps_NM: Tensor, places_N: Tensor) -> None:
         """These tokens wait; of two at a place the later one stays."""
@@ -49,12 +51,13 @@ class Backlog:
                 (len(self._waits), taps_NM.shape[1]), dtype=taps_NM.dtype, device=taps_NM.device
             )
         self._taps_PM.index_copy_(0, places_N, taps_NM)
-        self._waits[places_N.numpy()] = True
-        self._is_empty = False
+        places = places_N.numpy()
+        self._waits[places] = True
+        self._has_late[places // self._page_size] = True
 
     def forget(self, places_N: Tensor) -> None:
         """What lies at these places waits no more: other tokens stand there now."""
-        if not self._is_empty:
+        if self._taps_PM is not None:
             self._waits[places_N.numpy()] = False
 
     def take(self, table_RP: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> Iterator[Late]:
@@ -63,20 +66,22 @@ class Backlog:
         `lengths`: how many positions of each row. It comes in pieces that use the same memory: one
         is gone when the next is asked for.
         """
-        if self._is_empty:
+        if self._taps_PM is None:
             return
         num_pages = -(-max(lengths) // self._page_size)
-        pages_SP = table_RP.numpy()[list(rows), :num_pages].astype(np.int64)
-        places_SPs = pages_SP[:, :, None] * self._page_size + np.arange(self._page_size)
-        places_SN = places_SPs.reshape(len(rows), -1)
-        position_N = np.arange(places_SN.shape[1])
-        is_late_SN = self._waits[places_SN] & (position_N < np.array(lengths)[:, None])
-        if not is_late_SN.any():
+        pages_SP = table_RP.numpy()[list(rows), :num_pages]
+        row_L, column_L = np.nonzero(self._has_late[pages_SP])
+        if len(row_L) == 0:
             return
-        places_N, first_N = np.unique(places_SN[is_late_SN], return_index=True)
-        positions_N: Whole = np.broadcast_to(position_N, places_SN.shape)[is_late_SN][first_N]
+        pages_L = pages_SP[row_L, column_L].astype(np.int64)
+        offset_s = np.arange(self._page_size)
+        places_Ls = pages_L[:, None] * self._page_size + offset_s
+        positions_Ls = column_L[:, None] * self._page_size + offset_s
+        is_late_Ls = self._waits[places_Ls] & (positions_Ls < np.array(lengths)[row_L, None])
+        places_N, first_N = np.unique(places_Ls[is_late_Ls], return_index=True)
+        positions_N: Whole = positions_Ls[is_late_Ls][first_N]
         self._waits[places_N] = False
-        self._is_empty = not self._waits.any()
+        self._has_late[pages_L] = self._waits[places_Ls].any(1)
         for start in range(0, len(places_N), _PIECE):
             yield self._piece(places_N[start : start + _PIECE], positions_N[start : start + _PIECE])
 
