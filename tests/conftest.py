@@ -8,6 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dspark import artifacts
+from dspark.llm import LLM
 from dspark.models.checkpoint import Provenance, save_drafter, target_fingerprint
 from dspark.models.target import Target
 from dspark.text.tokenizer import Tokenizer
@@ -67,6 +68,14 @@ def drafter_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         provenance=provenance,
     )
     return path
+
+
+@pytest.fixture(scope="session")
+def toy_llm(model_dir: Path, drafter_dir: Path) -> LLM:
+    """Both, in float32, with whole blocks verified; take `with_config` for an engine of its own."""
+    return LLM.load(
+        model_dir, drafter=drafter_dir, dtype="fp32", device="cpu", compile=False, policy="fixed"
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -16,8 +15,8 @@ PARAMS = SamplingParams(seed=3, max_tokens=6)
 
 
 @pytest.fixture(scope="module")
-def llm(model_dir: Path, drafter_dir: Path) -> LLM:
-    return LLM.load(model_dir, drafter=drafter_dir, dtype="fp32", compile=False, policy="fixed")
+def llm(toy_llm: LLM) -> LLM:
+    return toy_llm.with_policy("fixed")
 
 
 def talk(llm: LLM, lines: Sequence[str | type[BaseException]]) -> tuple[Conversation, str]:

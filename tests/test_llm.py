@@ -20,16 +20,8 @@ CONFIG = CycleConfig(num_positions=2048, page_size=8, is_checked=True)
 
 
 @pytest.fixture(scope="module")
-def llm(model_dir: Path, drafter_dir: Path) -> LLM:
-    return LLM.load(
-        model_dir,
-        drafter=drafter_dir,
-        dtype="fp32",
-        device="cpu",
-        compile=False,
-        config=CONFIG,
-        policy="fixed",
-    )
+def llm(toy_llm: LLM) -> LLM:
+    return toy_llm.with_config(CONFIG)
 
 
 def greedy(max_tokens: int = 24, **options: object) -> SamplingParams:

@@ -69,8 +69,8 @@ assert status == 0
 
 
 @pytest.fixture(scope="module")
-def llm(model_dir: Path) -> LLM:
-    return LLM.load(model_dir, drafter=None, dtype="fp32", compile=False)
+def llm(toy_llm: LLM) -> LLM:
+    return toy_llm.with_drafter(None)
 
 
 def conversations(count: int, turns: int) -> list[Prompt]:

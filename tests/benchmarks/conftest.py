@@ -1,6 +1,4 @@
-"""One LLM of the toy model on disk with its random drafter, for the tests of this folder."""
-
-from pathlib import Path
+"""The toy LLM in an engine of its own, for the tests of this folder."""
 
 import pytest
 
@@ -8,5 +6,5 @@ from dspark.llm import LLM
 
 
 @pytest.fixture(scope="module")
-def llm(model_dir: Path, drafter_dir: Path) -> LLM:
-    return LLM.load(model_dir, drafter=drafter_dir, dtype="fp32", compile=False, policy="fixed")
+def llm(toy_llm: LLM) -> LLM:
+    return toy_llm.with_policy("fixed")

@@ -28,10 +28,9 @@ SHAPES = {"d": DrafterShape(kind="dspark", layers=2, block_size=4, width=4)}
 
 
 @pytest.fixture(scope="module")
-def llm(model_dir: Path, drafter_dir: Path) -> LLM:
-    config = CycleConfig(max_requests=2, num_positions=2048, page_size=16, is_checked=True)
-    return LLM.load(
-        model_dir, drafter=drafter_dir, dtype="fp32", compile=False, config=config, policy="fixed"
+def llm(toy_llm: LLM) -> LLM:
+    return toy_llm.with_config(
+        CycleConfig(max_requests=2, num_positions=2048, page_size=16, is_checked=True)
     )
 
 
@@ -228,12 +227,11 @@ class Oracle:
 
 @pytest.mark.parametrize(("shift", "share"), [(0, 1.0), (1, 0.0)])
 def test_an_oracle_is_accepted_whole_and_a_wrong_one_never(
-    model_dir: Path, drafter_dir: Path, tmp_path: Path, shift: int, share: float
+    toy_llm: LLM, tmp_path: Path, shift: int, share: float
 ) -> None:
     """UC-155: the gauge is checked against what is known, not against its own numbers."""
-    load = {"dtype": "fp32", "compile": False, "policy": "fixed"}
-    llm = LLM.load(model_dir, drafter=drafter_dir, **load)
-    oracle = Oracle(LLM.load(model_dir, drafter=None, **load), block_size=4, shift=shift)
+    llm = toy_llm.with_policy("fixed")
+    oracle = Oracle(toy_llm.with_drafter(None), block_size=4, shift=shift)
     llm.cycle(speculation=True)._proposer = oracle
     task = run(llm, tmp_path / "o.jsonl").runs[0].drafters["random"].tasks["math"]
     assert task.acceptance_planned == share

@@ -84,19 +84,21 @@ def test_many_prompts_use_both(url: str) -> None:
 
 
 def test_the_live_page_meets_one_replica(url: str) -> None:
-    """Its crowd comes where it watches; asked elsewhere it would not come, for nobody watches."""
+    """Its crowd comes where it watches; asked elsewhere it would not come, for nobody watches.
+
+    The chat comes before the crowd: steps of a crowd that nobody reads would push it out.
+    """
     with httpx.stream("GET", f"{url}/live/events", timeout=60) as feed:
         events = (json.loads(line[6:]) for line in feed.iter_lines() if line)
         assert next(events)["type"] == "hello"
-        for users in (2, 1):
-            answer = httpx.post(f"{url}/live/crowd", json={"users": users}, timeout=60)
-            assert answer.json()["users"] == users
         headers = {"X-Dspark-Watched": "1"}
         body = {**CHAT, "max_tokens": 5}
         found = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
         name = f"{found.json()['id']}-0"
         assert any(r["id"] == name for event in events for r in event["rounds"])
-        httpx.post(f"{url}/live/crowd", json={"users": 0}, timeout=60)
+        for users in (2, 1, 0):
+            answer = httpx.post(f"{url}/live/crowd", json={"users": users}, timeout=60)
+            assert answer.json()["users"] == users
 
 
 def workers() -> Iterator[int]:

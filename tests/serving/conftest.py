@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -20,16 +19,8 @@ CONFIG = CycleConfig(num_positions=4096, page_size=8, max_requests=4, is_checked
 
 
 @pytest.fixture(scope="session")
-def loaded(model_dir: Path, drafter_dir: Path) -> LLM:
-    return LLM.load(
-        model_dir,
-        drafter=drafter_dir,
-        dtype="fp32",
-        device="cpu",
-        compile=False,
-        config=CONFIG,
-        policy="fixed",
-    )
+def loaded(toy_llm: LLM) -> LLM:
+    return toy_llm.with_config(CONFIG)
 
 
 @pytest.fixture

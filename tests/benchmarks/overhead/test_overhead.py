@@ -21,23 +21,17 @@ CHATS: list[list[Mapping[str, str]]] = [
 SMALL: dict[str, Any] = {"users": 2, "answers": 6, "max_new_tokens": 5, "first_tokens": 2}
 
 
-def loaded(model_dir: Path, drafter_dir: Path, num_positions: int = 512) -> LLM:
-    return LLM.load(
-        model_dir,
-        drafter=drafter_dir,
-        dtype="fp32",
-        device="cpu",
-        compile=False,
-        policy="fixed",
-        config=CycleConfig(max_requests=2, num_positions=num_positions, prefix_cache=False),
+def in_engine(toy_llm: LLM, num_positions: int = 512) -> LLM:
+    return toy_llm.with_config(
+        CycleConfig(max_requests=2, num_positions=num_positions, prefix_cache=False)
     )
 
 
-def test_both_sides_give_the_same_answers(model_dir: Path, drafter_dir: Path) -> None:
+def test_both_sides_give_the_same_answers(toy_llm: LLM) -> None:
     config = OverheadConfig(**SMALL, rounds=2)
     heard: list[tuple[int, str]] = []
     report = measure(
-        loaded(model_dir, drafter_dir),
+        in_engine(toy_llm),
         CHATS,
         config,
         on_round=lambda number, side, _: heard.append((number, side)),
@@ -54,11 +48,11 @@ def test_both_sides_give_the_same_answers(model_dir: Path, drafter_dir: Path) ->
     )
 
 
-def test_a_server_that_refuses_is_no_slow_server(model_dir: Path, drafter_dir: Path) -> None:
+def test_a_server_that_refuses_is_no_slow_server(toy_llm: LLM) -> None:
     config = OverheadConfig(**{**SMALL, "max_new_tokens": 40}, rounds=1)
     chats = [[{"role": "user", "content": "long " * 400}]]
     with pytest.raises((ServerFault, InputError)):
-        measure(loaded(model_dir, drafter_dir, num_positions=128), chats, config)
+        measure(in_engine(toy_llm, num_positions=128), chats, config)
 
 
 def test_the_command_prints_both_ratios(model_dir: Path, drafter_dir: Path) -> None:
