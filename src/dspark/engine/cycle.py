@@ -9,13 +9,11 @@ import secrets
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from dspark.algorithms.acceptance import Verdict
-from dspark.algorithms.prompt_shares import prompt_shares
 from dspark.core import (
     DraftBlock,
     Request,
@@ -25,20 +23,25 @@ from dspark.core import (
 )
 from dspark.engine.admission import Admission
 from dspark.engine.batch import Run, layout_of
+from dspark.engine.block_rows import merged
 from dspark.engine.draft_source import DraftSource, block_size_of, proposer_of
 from dspark.engine.judge import Judgement, can_judge_at_once, early_stops, judge
 from dspark.engine.kv_cache import KVCache
-from dspark.engine.live_request import LiveRequest, StopText, origins_of, round_table
+from dspark.engine.live_request import (
+    LiveRequest,
+    StopText,
+    check_request,
+    origins_of,
+    round_table,
+)
 from dspark.engine.load import Load
 from dspark.engine.planner import FixedPlanner, Outcome, Outlook, Planner
 from dspark.engine.prefix_index import extend_names
+from dspark.engine.prompt_reading import Chunk, PromptReading
 from dspark.engine.proposer import Proposer, StepStates
 from dspark.errors import InputError, NumericsError
 from dspark.kernels.rounds import RoundTable
 from dspark.models.target import Target, TargetOutput
-
-_LEAST_PROMPT = 16
-"""Prompt tokens of a step whose windows leave no room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,26 +91,12 @@ class CycleConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chunk:
-    """A piece of a prompt that this step runs."""
-
-    live: LiveRequest
-    start: int
-    num_tokens: int
-
-    @property
-    def ends_prompt(self) -> bool:
-        """Whether a token is drawn behind it; what was read before a restart ends at its anchor."""
-        return self.start + self.num_tokens == self.live.num_prompt == len(self.live.tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
     """Who takes part in a step: requests with an anchor, then pieces of prompts."""
 
     decoding: Sequence[LiveRequest]
     caps: Sequence[int]
-    chunks: Sequence[_Chunk]
+    chunks: Sequence[Chunk]
     sampling: Sequence[LiveRequest]
     """The requests that get a token: all that decode, then those whose prompt ends."""
 
@@ -139,6 +128,12 @@ class Cycle:
             page_size=config.page_size,
             max_requests=config.max_requests,
             max_positions=target.spec.max_positions + block_size,
+        )
+        self._reading = PromptReading(
+            self._cache,
+            max_step_tokens=config.max_step_tokens,
+            tokens_beside=config.prompt_tokens_beside,
+            is_shared=config.prefix_cache,
         )
         self._pages = target.allocate_pages(num_pages=num_pages, page_size=config.page_size)
         self._proposer: Proposer | None = None
@@ -178,7 +173,9 @@ class Cycle:
 
         Raises `InputError` for a prompt or an option that cannot be served.
         """
-        self._check_request(request)
+        check_request(request, self._target.spec, can_stop_at_text=self._make_stop_text is not None)
+        if request.id in self._admission or request.id in {r.request.id for r in self._live}:
+            raise InputError(f"Request id {request.id!r} is in use; give each request its own.")
         stop, seed = request.params.stop, request.params.seed
         live = LiveRequest(
             request,
@@ -257,76 +254,30 @@ class Cycle:
             if live.num_starts == 1:
                 self._num_prompt_tokens += live.num_prompt
                 self._num_cached_tokens += live.num_cached
-        if self.config.prefix_cache:
-            self._catch_up()
+        self._num_cached_tokens += self._reading.take_over(self._readers())
 
-    def _catch_up(self) -> None:
-        """Requests that read take over what others have read since they started."""
-        for live in self._live:
-            if live.is_decoding:
-                continue
-            num_known = self._cache.catch_up(live.slot, live.page_names)
-            if live.num_starts == 1:
-                live.num_cached += num_known - live.num_computed
-                self._num_cached_tokens += num_known - live.num_computed
-            live.num_computed = num_known
+    def _readers(self) -> list[LiveRequest]:
+        return [live for live in self._live if not live.is_decoding]
 
     def _compose(self) -> _Batch:
         decoding = [live for live in self._live if live.is_decoding]
         caps = self.planner.caps(self._outlook(decoding)) if decoding else []
-        chunks: Sequence[_Chunk] = ()
+        chunks: Sequence[Chunk] = ()
         if len(decoding) < len(self._live):
-            chunks = self._chunks(num_windows=len(caps) + sum(caps))
+            chunks = self._reading.chunks(self._readers(), num_windows=len(caps) + sum(caps))
         ending = [chunk.live for chunk in chunks if chunk.ends_prompt]
         return _Batch(decoding=decoding, caps=caps, chunks=chunks, sampling=[*decoding, *ending])
-
-    def _chunks(self, *, num_windows: int) -> list[_Chunk]:
-        """Pieces of prompts beside windows of so many tokens, older requests first."""
-        reading = self._reading()
-        budget = self._prompt_budget(num_windows)
-        shares = prompt_shares([r.num_to_read - r.num_computed for r in reading], budget)
-        return [
-            _Chunk(live=live, start=live.num_computed, num_tokens=share)
-            for live, share in zip(reading, shares, strict=True)
-            if share > 0
-        ]
-
-    def _prompt_budget(self, num_windows: int) -> int:
-        """Even beside windows that fill a step, prompts get on a little."""
-        if num_windows == 0:
-            return self.config.max_step_tokens
-        most = self.config.prompt_tokens_beside
-        return min(most, max(self.config.max_step_tokens - num_windows, _LEAST_PROMPT))
-
-    def _reading(self) -> list[LiveRequest]:
-        """Requests that read, the oldest first, without those whose next page another one reads
-        just now: they take it over when it is full."""
-        reading, upcoming = [], set[bytes]()
-        for live in sorted(self._live, key=attrgetter("arrival")):
-            if live.is_decoding:
-                continue
-            if self.config.prefix_cache:
-                names = live.page_names[live.num_computed // self._cache.page_size :]
-                if names and names[0] in upcoming and self._is_at_a_page(live):
-                    continue
-                upcoming.update(names)
-            reading.append(live)
-        return reading
-
-    def _is_at_a_page(self, live: LiveRequest) -> bool:
-        return live.num_computed % self._cache.page_size == 0
 
     def _outlook(self, decoding: Sequence[LiveRequest]) -> Outlook:
         """Of prompts, as much as fits beside requests that decode plainly."""
         missing = 0
         if len(decoding) < len(self._live):
-            reading = [live for live in self._live if not live.is_decoding]
-            missing = sum(live.num_to_read - live.num_computed for live in reading)
+            missing = sum(live.num_to_read - live.num_computed for live in self._readers())
         return Outlook(
             slots=[live.slot for live in decoding],
             rounds=[live.num_rounds for live in decoding],
             max_widths=[live.max_width(self.block_size) for live in decoding],
-            num_prompt_tokens=min(missing, self._prompt_budget(len(decoding))),
+            num_prompt_tokens=min(missing, self._reading.budget(len(decoding))),
             num_certain=len(decoding),
             context=sum(live.num_computed for live in decoding),
         )
@@ -348,7 +299,7 @@ class Cycle:
             self._stop_drafting(error)
             return None
         if len(drafting) < len(batch.sampling):
-            block = _spread(block, drafting, num_rows=len(batch.sampling))
+            block = merged((drafting, block), num_rows=len(batch.sampling))
         self._draft_seconds = self._now() - started
         self._catch_up_seconds = started - rested
         return block
@@ -635,51 +586,3 @@ class Cycle:
     def _close(self, live: LiveRequest) -> None:
         self._cache.close(live.slot)
         self._live.remove(live)
-
-    def _check_request(self, request: Request) -> None:
-        spec, prompt = self._target.spec, request.prompt_ids
-        if not prompt:
-            raise InputError(
-                f"Request {request.id!r} has an empty prompt; give at least one token."
-            )
-        if len(prompt) >= spec.max_positions:
-            raise InputError(
-                f"The prompt of request {request.id!r} has {len(prompt)} tokens, but {spec.name} "
-                f"takes {spec.max_positions} with the answer; shorten the prompt."
-            )
-        bad = next((token for token in prompt if not 0 <= token < spec.vocab_size), None)
-        if bad is not None:
-            raise InputError(
-                f"The prompt of request {request.id!r} holds token id {bad}, but {spec.name} knows "
-                f"0..{spec.vocab_size - 1}; use the tokenizer of this target."
-            )
-        if request.params.max_tokens < 1:
-            raise InputError(f"Request {request.id!r} asks for 0 tokens; nothing is to be run.")
-        if request.params.stop and self._make_stop_text is None:
-            raise InputError(
-                f"Request {request.id!r} has stop strings, but no tokenizer is loaded."
-            )
-        if request.id in self._admission or request.id in {r.request.id for r in self._live}:
-            raise InputError(f"Request id {request.id!r} is in use; give each request its own.")
-
-
-def _spread(block: DraftBlock, rows: Sequence[int], *, num_rows: int) -> DraftBlock:
-    """The block over all requests of a step; those that drafted nothing hold zeros."""
-
-    def over_all(values: Tensor) -> Tensor:
-        spread = values.new_zeros((num_rows, *values.shape[1:]))
-        spread[list(rows)] = values
-        return spread
-
-    offered = None
-    if block.num_offered is not None:
-        offered = [0] * num_rows
-        for row, num in zip(rows, block.num_offered, strict=True):
-            offered[row] = num
-    return DraftBlock(
-        tokens_RK=over_all(block.tokens_RK),
-        probs_RKS=None if block.probs_RKS is None else over_all(block.probs_RKS),
-        confidence_RK=None if block.confidence_RK is None else over_all(block.confidence_RK),
-        num_offered=offered,
-        is_certain=block.is_certain,
-    )

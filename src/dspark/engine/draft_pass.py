@@ -18,6 +18,7 @@ from dspark.algorithms.sampling import RowContext, process_logits
 from dspark.core import AttentionLayout, DraftBlock
 from dspark.engine.backlog import Backlog
 from dspark.engine.batch import Run, layout_of
+from dspark.engine.block_rows import merged
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest
 from dspark.engine.proposer import StepStates
@@ -248,7 +249,7 @@ class DraftPass:
         rest = self._walk_by_modules(
             [requests[r] for r in others], hidden_RKD[others], rounds.noise.pick(others)
         )
-        return _merged((plain, block), (others, rest))
+        return merged((plain, block), (others, rest), num_rows=len(requests))
 
     def _feed_by_modules(self, states: StepStates) -> None:
         layout = states.layout
@@ -396,27 +397,3 @@ class DraftPass:
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _merged(*parts: tuple[Sequence[int], DraftBlock]) -> DraftBlock:
-    """Blocks of different requests as one: row `rows[i]` of the whole is row i of its part."""
-    num_rows = sum(len(rows) for rows, _ in parts)
-
-    def joined(name: str) -> Tensor | None:
-        given = [(rows, getattr(block, name)) for rows, block in parts]
-        first = next((values for _, values in given if values is not None), None)
-        if first is None:
-            return None
-        whole: Tensor = first.new_zeros((num_rows, *first.shape[1:]))
-        for rows, values in given:
-            if values is not None:
-                whole[list(rows)] = values
-        return whole
-
-    tokens_RK = joined("tokens_RK")
-    assert tokens_RK is not None
-    return DraftBlock(
-        tokens_RK=tokens_RK,
-        probs_RKS=joined("probs_RKS"),
-        confidence_RK=joined("confidence_RK"),
-    )

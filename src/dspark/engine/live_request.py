@@ -16,7 +16,9 @@ import torch
 
 from dspark.algorithms.logit_state import LogitState
 from dspark.core import FinishReason, Origin, Request
+from dspark.errors import InputError
 from dspark.kernels.rounds import DrawKind, RoundTable
+from dspark.models.target_spec import TargetSpec
 
 
 class StopText(Protocol):
@@ -175,6 +177,28 @@ class LiveRequest:
             return False
         self._stop_text.push([token])
         return self._stop_text.stopped_at is not None
+
+
+def check_request(request: Request, spec: TargetSpec, *, can_stop_at_text: bool) -> None:
+    """Raises `InputError` for what a target of these sizes cannot serve."""
+    prompt = request.prompt_ids
+    if not prompt:
+        raise InputError(f"Request {request.id!r} has an empty prompt; give at least one token.")
+    if len(prompt) >= spec.max_positions:
+        raise InputError(
+            f"The prompt of request {request.id!r} has {len(prompt)} tokens, but {spec.name} "
+            f"takes {spec.max_positions} with the answer; shorten the prompt."
+        )
+    bad = next((token for token in prompt if not 0 <= token < spec.vocab_size), None)
+    if bad is not None:
+        raise InputError(
+            f"The prompt of request {request.id!r} holds token id {bad}, but {spec.name} knows "
+            f"0..{spec.vocab_size - 1}; use the tokenizer of this target."
+        )
+    if request.params.max_tokens < 1:
+        raise InputError(f"Request {request.id!r} asks for 0 tokens; nothing is to be run.")
+    if request.params.stop and not can_stop_at_text:
+        raise InputError(f"Request {request.id!r} has stop strings, but no tokenizer is loaded.")
 
 
 def round_table(requests: Sequence[LiveRequest], *, device: torch.device) -> RoundTable:
