@@ -49,6 +49,10 @@ def test_searches_find_the_same_lengths(num_requests: int, seed: int) -> None:
         assert priced_few(rows, caps, price=price) == (
             priced(survival_RK, caps_R, price=price).tolist()
         )
+        for most in range(num_requests * 3 + 1):
+            expected = priced(survival_RK, caps_R, price=price, most=most).tolist()
+            assert priced_few(rows, caps, price=price, most=most) == expected
+            assert sum(expected) <= most
     assert (
         causal_few(rows, seconds, caps, num_requests)
         == causal(survival_RK, prices, limits)[1].tolist()

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.algorithms.acceptance import accept_probability, residual
-from dspark.algorithms.prefix_scheduler import Limits, Prices, admit, causal, choose_budget, free
+from dspark.algorithms.prefix_scheduler import (
+    Limits,
+    Prices,
+    admit,
+    causal,
+    choose_budget,
+    free,
+    priced,
+)
 from dspark.core import Coupling, SamplingParams
 from tests.algorithms.lazy_plan import LazyBlock, all_lengths, lazy_admit, lazy_causal, rate_of
 from tests.algorithms.toy_decoding import ToyRequest, decode
@@ -102,6 +110,7 @@ def test_changing_later_tokens_never_changes_an_earlier_admission(case, data):
     for plan in (
         lambda s_RK: causal(s_RK, prices, limits)[1],
         lambda s_RK: admit(s_RK, choice, caps_R),
+        lambda s_RK: priced(s_RK, caps_R, price=0.3, most=choice.budget),
     ):
         before, after = plan(survival_of(c_RK)), plan(survival_of(changed_RK))
         assert (before[request] > slot) == (after[request] > slot)

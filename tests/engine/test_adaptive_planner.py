@@ -143,6 +143,29 @@ def test_confident_blocks_are_verified_deep_and_doubtful_ones_not() -> None:
     assert found > 1.03 * max(others)
 
 
+def test_a_shelf_is_filled_where_the_text_may_depend_on_it() -> None:
+    """Up to 8 tokens a pass takes what one takes, beyond them much more (a processor without
+    tiles): one price for every token either leaves the shelf or does not fill it."""
+    cost = linear_cost(base=8e-3, per_request=0.0, draft_base=1e-3)
+    shelf = replace(
+        cost,
+        verify=tuple(
+            VerifyRow(
+                num_requests=count,
+                curve=curve(range(count, 13), lambda n: 8e-3 + 1.5e-3 * max(n - 8, 0)),
+            )
+            for count in (1, 2)
+        ),
+    )
+    service = Service(planner_of(shelf), shelf, steady(0.55), num_requests=2, params=MAXIMAL)
+    service.rate(100)
+    found = service.rate(600)
+    fixed = Service(
+        FixedPlanner(FixedWidth(width=3)), shelf, steady(0.55), num_requests=2, params=MAXIMAL
+    )
+    assert found > 0.98 * fixed.rate(600)
+
+
 def test_requests_that_are_sure_draft_and_the_others_do_not() -> None:
     """At load the drafter runs for those whose tokens survive."""
     asked = count()

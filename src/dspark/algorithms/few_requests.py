@@ -67,7 +67,9 @@ def free_few(
     return _lengths(candidates, best, len(rows))
 
 
-def priced_few(rows: Rows, caps: Sequence[int], *, price: float) -> list[int]:
+def priced_few(
+    rows: Rows, caps: Sequence[int], *, price: float, most: int | None = None
+) -> list[int]:
     """`prefix_scheduler.priced`: lengths of each request."""
     lengths = []
     for row, cap in zip(rows, caps, strict=True):
@@ -77,6 +79,8 @@ def priced_few(rows: Rows, caps: Sequence[int], *, price: float) -> list[int]:
                 break
             length += 1
         lengths.append(length)
+    if most is not None and sum(lengths) > most:
+        return _lengths(_candidates(rows, lengths), most, len(rows))
     return lengths
 
 

@@ -19,9 +19,10 @@ requests. Which of the searches is exact depends on the coupling (method section
                     and for greedy requests alone, whose text does not depend on what is verified:
                     under maximal coupling it favours tokens with promising successors
                     (Appendix A).
-    priced          every token whose survival is above a price that was known before the block
-                    was drawn. Exact under every coupling, and `free`'s choice where each token of
-                    the pass costs the same.
+    priced          every token whose survival is above a price, the best of them up to a number;
+                    both were known before the block was drawn (`terms`). Exact under every
+                    coupling, and at its price `free`'s choice where each token of the pass costs
+                    the same.
 
 Why all but `free` are exact: whether (r, k) is verified must not depend on the value of x_{r,k},
 and that shows in a_{r,j} for j > k only. Everything that decides about (r, k) stands before it in
@@ -149,10 +150,13 @@ def free(
     return choice, ranking.lengths(choice.budget)
 
 
-def priced(survival_RK: Survivals, caps_R: Ints, *, price: float) -> Ints:
-    """Lengths [R]: all tokens within the caps that survive with a chance above `price`."""
+def priced(survival_RK: Survivals, caps_R: Ints, *, price: float, most: int | None = None) -> Ints:
+    """Lengths [R]: the tokens within the caps that survive with a chance above `price`; the best
+    `most` of them."""
     lengths_R: Ints = np.minimum((survival_RK > np.float32(price)).sum(1), caps_R)
-    return lengths_R
+    if most is None or int(lengths_R.sum()) <= most:
+        return lengths_R
+    return rank(survival_RK, lengths_R).lengths(most)
 
 
 def _most_gain(

@@ -38,20 +38,22 @@ from dspark.algorithms.prefix_scheduler import (
 )
 from dspark.algorithms.ranking import Floats, Survivals
 from dspark.algorithms.step_cost import StepCost
+from dspark.algorithms.terms import Terms
 from dspark.core import SamplingParams, VerifyPlan
 from dspark.engine.crew import Crew, Member
 from dspark.engine.going_rate import GoingRate
 from dspark.engine.hindsight import Hindsight
 from dspark.engine.live_calibration import LiveCalibration, Rounds
 from dspark.engine.live_costs import LiveCosts, StepSeconds
+from dspark.engine.live_terms import LiveTerms
 from dspark.engine.planner import NUM_RECORDS, Curve, Outcome, Outlook, PlanRecord
 from dspark.engine.probes import MOST_PROBED, PlainLooks, Probes, candidates
 from dspark.engine.survival_history import SurvivalHistory
 
 _FEW, _FEW_BLOCKS = 16, 8
 """Requests up to which plain arithmetic beats calls for arrays: of one block, of recent ones."""
-_HOLDS, _RESTS = 8, 16
-"""Steps that a decision to draft, or not to, serves while the requests stay the same."""
+_HOLDS, _LOOKS = 16, 8
+"""Steps that a decision serves while the requests stay the same, and a look at plain steps."""
 _FIRST_STEPS, _HOLDS_FIRST = 64, 4
 """So many steps of a service learn faster."""
 _FIRST_MARGIN = 0.08
@@ -74,6 +76,8 @@ class _Decision:
     """Those of them for which it is not expected to pay."""
     seconds: StepSeconds
     worth: Worth
+    terms: Terms
+    """For the priced search."""
     plain_rate: float
     search: Search
     choice: Choice | None = None
@@ -128,6 +132,7 @@ class AdaptivePlanner:
         self._block_size = block_size
         self._history = SurvivalHistory(block_size)
         self._going = GoingRate()
+        self._live_terms = LiveTerms()
         self._hindsight = [Hindsight() for _ in range(LiveCalibration.NUM_CLASSES)]
         self._probes = Probes()
         self._looks = PlainLooks()
@@ -222,7 +227,8 @@ class AdaptivePlanner:
             case Search.FREE:
                 return free_few(rows, decision.verify_B, caps, worth=worth.second)
             case Search.PRICED:
-                return priced_few(rows, caps, price=worth.price)
+                price, most = decision.terms
+                return priced_few(rows, caps, price=price, most=most)
             case Search.CAUSAL:
                 draft = float(decision.seconds.draft_N[len(decision.drafting)])
                 seconds_B = [verify + draft for verify in decision.verify_B]
@@ -259,7 +265,8 @@ class AdaptivePlanner:
             case Search.FREE:
                 lengths_R = free(survival_RK, drafted, limits, worth=worth.second)[1]
             case Search.PRICED if not has_floors:
-                lengths_R = priced(survival_RK, caps_R, price=worth.price)
+                price, most = decision.terms
+                lengths_R = priced(survival_RK, caps_R, price=price, most=most)
             case Search.DELAYED:
                 assert choice is not None
                 lengths_R = admit(survival_RK, choice, caps_R)
@@ -379,6 +386,7 @@ class AdaptivePlanner:
             probed=probed,
             seconds=seconds,
             worth=worth,
+            terms=self._terms(outlook, search, blocks_RHK, caps, drafting, seconds, worth),
             plain_rate=outlook.num_certain / float(seconds.verify_B[0]),
             search=search,
             choice=choice,
@@ -390,26 +398,45 @@ class AdaptivePlanner:
             ),
             verify_B=seconds.verify_B.tolist() if is_few else (),
             is_look=is_look,
-            steps_left=_HOLDS if is_look else self._steps_held(drafting, probed),
+            steps_left=_LOOKS if is_look else self._steps_held(probed),
         )
+
+    def _terms(
+        self,
+        outlook: Outlook,
+        search: Search,
+        blocks_RHK: Blocks,
+        caps: Sequence[int],
+        drafting: Sequence[int],
+        seconds: StepSeconds,
+        worth: Worth,
+    ) -> Terms:
+        """What the blocks of a step without prompts say; beside prompts the plain price."""
+        most = len(caps) * self._block_size
+        if search is not Search.PRICED or not drafting or outlook.num_prompt_tokens:
+            return Terms(price=worth.price, most=most)
+        own_RHK = blocks_RHK[drafting]
+        for row_HK, cap in zip(own_RHK, [caps[r] for r in drafting], strict=True):
+            row_HK[:, cap:] = 0.0
+        return self._live_terms.decided(own_RHK, second=worth.second, verify_B=seconds.verify_B)
 
     def _seconds(self, crew: Crew, outlook: Outlook, *, num_prompt_tokens: int) -> StepSeconds:
         return self.costs.seconds(
             len(crew.slots), num_prompt_tokens, outlook.context, sampled=crew.sampled
         )
 
-    def _steps_held(self, drafting: Sequence[int], probed: Sequence[int]) -> int:
+    def _steps_held(self, probed: Sequence[int]) -> int:
         if probed:
             return 1
         if self._num_steps < _FIRST_STEPS:
             return _HOLDS_FIRST
-        return _HOLDS if drafting else _RESTS
+        return _HOLDS
 
     def _is_look(self, outlook: Outlook, crew: Crew, drafting: Sequence[int]) -> bool:
         if not drafting or outlook.num_prompt_tokens or crew.floors_R is not None:
             return False
         count = len(crew.slots)
-        held = self._steps_held(drafting, ())
+        held = self._steps_held(())
         return self._looks.is_due(count, lift=self._going.lift(count), num_steps=held)
 
     def _foresee(
