@@ -175,9 +175,6 @@ def test_a_trimmed_position_is_censored_and_never_a_rejection() -> None:
         found_N, labels_N = rounds.survival_at(k)
         assert found_N.tolist() == pytest.approx(probs, abs=1e-6)
         assert labels_N.tolist() == accepted
-    found_N, labels_N = rounds.conditional_at(2)
-    assert found_N.tolist() == pytest.approx([half])
-    assert labels_N.tolist() == [True]
 
 
 def test_positions_are_measured_one_by_one_and_weigh_their_observations() -> None:

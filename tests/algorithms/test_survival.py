@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspark.algorithms.survival import AcceptanceStats, expected_tau, mean_tau, survival
+from dspark.algorithms.survival import AcceptanceStats, mean_tau, survival
 from dspark.core import Origin, RoundResult
 
 
@@ -33,11 +33,6 @@ def test_survival_of_bf16_logits_is_float32():
     a_RK = survival(logits_RK)
     assert a_RK.dtype == torch.float32
     torch.testing.assert_close(a_RK[0, 6], torch.tensor(3.0).sigmoid() ** 7)
-
-
-def test_expected_tau_counts_the_targets_own_token_and_verified_drafts_only():
-    a_RK = torch.tensor([[0.9, 0.45, 0.09]]).repeat(3, 1)
-    torch.testing.assert_close(expected_tau(a_RK, [0, 2, 3]), torch.tensor([1.0, 2.35, 2.44]))
 
 
 def test_the_documented_trace():

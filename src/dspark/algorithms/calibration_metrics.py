@@ -66,12 +66,6 @@ class ConfidenceRounds:
         probs_N = survival(self.logits_RK[seen_R])[:, k - 1].double()
         return probs_N, self.accepted_R[seen_R] >= k
 
-    def conditional_at(self, k: int) -> tuple[Tensor, Tensor]:
-        """The same for c_k, over the rounds that verified k and accepted 1..k-1."""
-        seen_R = (self.verified_R >= k) & (self.accepted_R >= k - 1)
-        probs_N = self.logits_RK[seen_R, k - 1].sigmoid().double()
-        return probs_N, self.accepted_R[seen_R] >= k
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliabilityBin:

@@ -10,7 +10,6 @@ import numpy as np
 
 from dspark.algorithms.prefix_scheduler import Limits, choose_budget
 from dspark.algorithms.step_cost import StepCost, VerifyRow
-from dspark.errors import ModelError
 
 # Costs that differ by less than this make every token look free.
 _FLAT = 0.02
@@ -40,13 +39,6 @@ class Finding:
 def find_fault(cost: StepCost) -> Finding | None:
     """The first fault of the table, `None` if it is sound."""
     return _flat(cost) or _noisy(cost) or _inert(cost)
-
-
-def require_sound(cost: StepCost) -> None:
-    """Raises `ModelError` with the reason if the table is flat, noisy or inert."""
-    found = find_fault(cost)
-    if found is not None:
-        raise ModelError(f"The step costs are of no use: {found.reason}")
 
 
 def _flat(cost: StepCost) -> Finding | None:

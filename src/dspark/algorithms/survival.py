@@ -5,7 +5,7 @@ Definitions (method sections 1 and 8). Positions k = 1..K count drafted tokens o
 tau includes the target's own token. A token that was not verified is never a rejection.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -18,16 +18,6 @@ from dspark.core import RoundResult
 def survival(confidence_RK: Tensor) -> Tensor:
     """a_k = c_1 ... c_k from the logits of c_k: float32 [R, K], falling along k."""
     return torch.sigmoid(confidence_RK.to(torch.float32)).cumprod(-1)
-
-
-def expected_tau(survival_RK: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Tokens a round is expected to commit when `lengths[r]` drafted tokens are verified: [R].
-
-    1 + a_1 + ... + a_length: the target's own token, and each drafted one if it survives.
-    """
-    length_R1 = torch.tensor(lengths, device=survival_RK.device)[:, None]
-    slot_K = torch.arange(survival_RK.shape[1], device=survival_RK.device)
-    return 1.0 + (survival_RK * (slot_K < length_R1)).sum(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,24 +25,30 @@ def save_plots(report: EvaluationReport, folder: Path) -> list[Path]:
     Raises `InputError` where matplotlib is not installed.
     """
     require_matplotlib()
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    pictures: dict[str, Any] = {}
     for run in report.runs:
-        pictures: dict[str, Any] = {
-            "conditional-acceptance": _conditional(run),
-            "thresholds": _thresholds(run),
-            "depth": _against(run, "layers", lambda d: d.shape.layers),
-            "block-size": _against(run, "tokens verified in a round", lambda d: d.shape.width),
-        }
+        end = f"-t{run.temperature:g}"
+        pictures[f"conditional-acceptance{end}"] = _conditional(run)
+        pictures[f"thresholds{end}"] = _thresholds(run)
+        pictures[f"depth{end}"] = _against(run, "layers", lambda d: d.shape.layers)
+        pictures[f"block-size{end}"] = _against(
+            run, "tokens verified in a round", lambda d: d.shape.width
+        )
         for name, drafter in run.drafters.items():
             if drafter.positions:
                 key = re.sub(r"[^\w.-]+", "-", name)
-                pictures[f"reliability-{key}"] = _reliability(name, drafter, run.temperature)
-        for name, figure in pictures.items():
-            if figure is not None:
-                path = folder / f"{name}-t{run.temperature:g}.png"
-                figure.savefig(path, dpi=120)
-                written.append(path)
+                pictures[f"reliability-{key}{end}"] = _reliability(name, drafter, run.temperature)
+    return save_pictures(pictures, folder)
+
+
+def save_pictures(pictures: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write each figure under its name, `None` left out; the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, figure in pictures.items():
+        if figure is not None:
+            written.append(folder / f"{name}.png")
+            figure.savefig(written[-1], dpi=120)
     return written
 
 
@@ -157,8 +163,7 @@ def save_calibration(report: CalibrationReport, folder: Path) -> list[Path]:
     Raises `InputError` where matplotlib is not installed.
     """
     require_matplotlib()
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    pictures = {}
     for found in report.classes:
         figure, axes = new_figure(len(found.positions))
         for axis, position in zip(axes, found.positions, strict=True):
@@ -171,10 +176,8 @@ def save_calibration(report: CalibrationReport, folder: Path) -> list[Path]:
         axes[0].set_ylabel("accepted")
         axes[0].legend(fontsize="small")
         figure.suptitle(f"survival, T={found.temperature:g}, {found.rounds} rounds")
-        path = folder / f"calibration-{found.sampling_class}.png"
-        figure.savefig(path, dpi=120)
-        written.append(path)
-    return written
+        pictures[f"calibration-{found.sampling_class}"] = figure
+    return save_pictures(pictures, folder)
 
 
 def _tasks(run: TemperatureReport) -> list[str]:

@@ -36,11 +36,6 @@ class Detokenizer:
         start of the stream up to the id that completed it; `None` before that."""
         return self._stopped_at
 
-    @property
-    def num_pushed(self) -> int:
-        """Ids seen so far, those after a stop string not counted."""
-        return self._num_pushed
-
     def push(self, ids: Sequence[int]) -> str:
         """The text that these further ids make certain; empty once a stop string is complete."""
         parts = []

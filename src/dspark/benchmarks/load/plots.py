@@ -9,7 +9,7 @@ from typing import Any
 
 from dspark.benchmarks.load.config import AUTO
 from dspark.benchmarks.load.report import LoadPoint, LoadReport, LoadRun
-from dspark.benchmarks.plots import new_figure, require_matplotlib
+from dspark.benchmarks.plots import new_figure, require_matplotlib, save_pictures
 
 
 def save_load_plots(report: LoadReport, folder: Path) -> list[Path]:
@@ -18,16 +18,12 @@ def save_load_plots(report: LoadReport, folder: Path) -> list[Path]:
     Raises `InputError` where matplotlib is not installed.
     """
     require_matplotlib()
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    pictures = {}
     for run in report.runs:
-        if not run.policies:
-            continue
-        for name, figure in (("frontier", _frontier(run)), ("budget", _budget(run))):
-            path = folder / f"load-{name}-t{run.temperature:g}.png"
-            figure.savefig(path, dpi=120)
-            written.append(path)
-    return written
+        if run.policies:
+            pictures[f"load-frontier-t{run.temperature:g}"] = _frontier(run)
+            pictures[f"load-budget-t{run.temperature:g}"] = _budget(run)
+    return save_pictures(pictures, folder)
 
 
 def _frontier(run: LoadRun) -> Any:

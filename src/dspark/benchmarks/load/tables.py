@@ -34,11 +34,6 @@ def print_load(console: Console, report: LoadReport) -> None:
         console.print("Time was up before all was measured; the same command goes on.", style="red")
 
 
-def print_unit(console: Console, sentence: str) -> None:
-    """One finished measurement."""
-    console.print(sentence, style="dim", highlight=False)
-
-
 def _table(load_title: str, policies: Mapping[str, Mapping[str, LoadPoint]]) -> Table:
     is_open = any(p.ttft_ms for by_load in policies.values() for p in by_load.values())
     is_predicted = any(
