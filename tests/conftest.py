@@ -12,6 +12,7 @@ from dspark.llm import LLM
 from dspark.models.checkpoint import Provenance, save_drafter, target_fingerprint
 from dspark.models.target import Target
 from dspark.text.tokenizer import Tokenizer
+from tests.command_line import Run, runner
 from tests.toy_text import save_byte_level
 from tests.toys import toy_drafter
 
@@ -76,6 +77,12 @@ def toy_llm(model_dir: Path, drafter_dir: Path) -> LLM:
     return LLM.load(
         model_dir, drafter=drafter_dir, dtype="fp32", device="cpu", compile=False, policy="fixed"
     )
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`dspark` as a person types it."""
+    return runner(monkeypatch, capsys)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,37 +2,17 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from dspark.cli import main
 from dspark.data.states_cache import StatesCache
 from dspark.training.snapshot import read_snapshot
+from tests.command_line import Run
 from tests.toy_answers import write_answers
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dspark", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -50,27 +30,22 @@ def shape(model_dir: Path) -> Sequence[object]:
     )
 
 
-def last_json(out: str) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
-    return value
-
-
 def test_online_states_leave_no_states_on_the_disk_and_the_last_line_is_whole(
     run: Run, answers: Path, shape: Sequence[object], tmp_path: Path
 ):
-    code, out, err = run("train", answers, "--out", tmp_path / "d", "--steps", 4, *shape)
-    assert code == 0, err
+    done = run("train", answers, "--out", tmp_path / "d", "--steps", 4, *shape)
+    assert done.code == 0, done.err
     assert not (tmp_path / "d-work" / "states").exists()
-    found = last_json(out)
+    found = done.last_json()
     assert {"steps", "supervised_tokens", "tokens_per_s", "peak_memory_bytes"} <= found.keys()
     assert found["states"] == "online"
     assert found["cache_bytes"] is None
     assert found["held_out_tau"] >= 1.0
-    assert "step 4/4" in err
-    assert "tau~" in err
-    assert "left 0s" in err
-    assert "10 answers to train on, 2 held out, 0 too short" in err
-    assert "12 were cut at their length limit" in err  # UC-100
+    assert "step 4/4" in done.err
+    assert "tau~" in done.err
+    assert "left 0s" in done.err
+    assert "10 answers to train on, 2 held out, 0 too short" in done.err
+    assert "12 were cut at their length limit" in done.err  # UC-100
 
 
 @pytest.mark.parametrize("is_own", [True, False])
@@ -90,10 +65,10 @@ def test_answers_of_another_author_are_told(
     }
     file = tmp_path / "answers.jsonl"
     file.write_text(json.dumps({"prepare": settings}) + "\n" + answers.read_text())
-    code, _, err = run("train", file, "--out", tmp_path / "d", "--steps", 1, *shape)
-    assert code == 0, err
-    assert ("OFF-POLICY: the answers name somebody/else as their author" in err) is not is_own
-    assert ("OFF-POLICY" in err) is not is_own
+    done = run("train", file, "--out", tmp_path / "d", "--steps", 1, *shape)
+    assert done.code == 0, done.err
+    assert ("OFF-POLICY: the answers name somebody/else as their author" in done.err) is not is_own
+    assert ("OFF-POLICY" in done.err) is not is_own
 
 
 def test_a_cache_is_announced_filled_confirmed_and_used_again(
@@ -104,34 +79,34 @@ def test_a_cache_is_announced_filled_confirmed_and_used_again(
     for dtype in ("bf16", "int8"):
         out = tmp_path / dtype
         options = ("--states", "cache", "--cache-dtype", dtype, *shape)
-        code, printed, err = run("train", answers, "--out", out, "--steps", 2, *options)
-        assert code == 0, err
-        assert "MB in all, 0 answers there, 12 to compute" in err
-        assert "MB on the disk" in err
-        sizes[dtype] = last_json(printed)["state_bytes_per_token"]
+        done = run("train", answers, "--out", out, "--steps", 2, *options)
+        assert done.code == 0, done.err
+        assert "MB in all, 0 answers there, 12 to compute" in done.err
+        assert "MB on the disk" in done.err
+        sizes[dtype] = done.last_json()["state_bytes_per_token"]
         cache = StatesCache(out.with_name(dtype + "-work") / "states")
         assert cache.num_tokens == 12 * 19
     assert sizes["int8"] < 0.6 * sizes["bf16"]
     work = tmp_path / "bf16-work"
     (work / "training.pt").unlink()
-    code, printed, err = run(
+    done = run(
         *("train", answers, "--out", tmp_path / "again", "--work", work, "--steps", 2),
         *("--states", "cache", *shape),
     )
-    assert code == 0, err
-    assert "12 answers there, 0 to compute" in err
+    assert done.code == 0, done.err
+    assert "12 answers there, 0 to compute" in done.err
 
 
 def test_a_cache_above_the_limit_is_refused_before_anything_is_written(
     run: Run, answers: Path, shape: Sequence[object], tmp_path: Path
 ):
     """UC-121."""
-    code, _, err = run(
+    done = run(
         *("train", answers, "--out", tmp_path / "d", "--steps", 2, "--states", "cache"),
         *("--cache-gb", 0.000001, *shape),
     )
-    assert code == 1
-    assert "raise --cache-gb" in err
+    assert done.code == 1
+    assert "raise --cache-gb" in done.err
     assert not (tmp_path / "d-work" / "states").exists()
 
 
@@ -140,15 +115,15 @@ def test_a_trained_drafter_goes_on_with_its_shape_and_its_vocabulary(
 ):
     """UC-077, UC-119: the map belongs to the weights; the start is measured and kept if better."""
     first, second = tmp_path / "first", tmp_path / "second"
-    code, out, err = run("train", answers, "--out", first, "--steps", 4, *shape)
-    assert code == 0, err
-    start = last_json(out)["held_out_tau"]
-    code, out, err = run(
+    done = run("train", answers, "--out", first, "--steps", 4, *shape)
+    assert done.code == 0, done.err
+    start = done.last_json()["held_out_tau"]
+    done = run(
         *("train", answers, "--out", second, "--steps", 2, "--init-from", first, *shape),
         *("--muon-lr", 5.0, "--adam-lr", 5.0, "--block-size", 3),
     )
-    assert code == 0, err
-    kept = last_json(out)
+    assert done.code == 0, done.err
+    kept = done.last_json()
     assert kept["best_step"] == 0
     assert kept["held_out_tau"] == pytest.approx(start, abs=1e-3)
     configs = [json.loads((path / "config.json").read_text()) for path in (first, second)]
@@ -164,14 +139,12 @@ def test_the_draft_vocabulary_is_chosen_once(
 ):
     """UC-077: it stays with the run; another size is refused where a run is under way."""
     out = tmp_path / "d"
-    assert run("train", answers, "--out", out, "--steps", 2, *shape)[0] == 0
+    assert run("train", answers, "--out", out, "--steps", 2, *shape).code == 0
     chosen = read_snapshot(tmp_path / "d-work" / "vocabulary.pt")["d2t_S"]
     assert len(chosen) == 64
-    code, _, err = run(
-        "train", answers, "--out", out, "--steps", 2, *shape, "--draft-vocab-size", 32
-    )
-    assert code == 1
-    assert "a draft vocabulary of 64 tokens, not 32" in err
+    done = run("train", answers, "--out", out, "--steps", 2, *shape, "--draft-vocab-size", 32)
+    assert done.code == 1
+    assert "a draft vocabulary of 64 tokens, not 32" in done.err
 
 
 def test_every_switch_of_the_loss_trains(
@@ -192,11 +165,11 @@ def test_every_switch_of_the_loss_trains(
         ("--micro-batches", 2),
     ]
     for number, switch in enumerate(switches):
-        code, out, err = run(
+        done = run(
             "train", answers, "--out", tmp_path / f"d{number}", "--steps", 2, *shape, *switch
         )
-        assert code == 0, (switch, err)
-        assert last_json(out)["held_out_tau"] >= 1.0
+        assert done.code == 0, (switch, done.err)
+        assert done.last_json()["held_out_tau"] >= 1.0
 
 
 def test_the_sequential_head_can_start_from_the_pairs_of_the_answers(
@@ -207,8 +180,8 @@ def test_the_sequential_head_can_start_from_the_pairs_of_the_answers(
 
     still = ("--muon-lr", 1e-12, "--adam-lr", 1e-12, "--markov-rank", 64)
     options = (*shape, *still, "--pair-start")
-    code, _, err = run("train", answers, "--out", tmp_path / "d", "--steps", 1, *options)
-    assert code == 0, err
+    done = run("train", answers, "--out", tmp_path / "d", "--steps", 1, *options)
+    assert done.code == 0, done.err
     weights = load_file(tmp_path / "d" / "model.safetensors")
     w1_Vr, w2_Sr = (weights[f"markov_head.markov_w{i}.weight"] for i in (1, 2))
     column = {int(token): at for at, token in enumerate(weights["d2t"])}
@@ -247,9 +220,9 @@ def test_options_that_cannot_be_are_one_sentence(
     options: Sequence[object],
     words: str,
 ):
-    code, _, err = run("train", answers, "--out", tmp_path / "d", "--steps", 2, *shape, *options)
-    assert code == 1
-    assert words in err
+    done = run("train", answers, "--out", tmp_path / "d", "--steps", 2, *shape, *options)
+    assert done.code == 1
+    assert words in done.err
     assert not (tmp_path / "d").exists()
 
 
@@ -261,18 +234,18 @@ def test_a_dry_run_says_what_it_needs_from_a_configuration_alone(
     (config / "config.json").write_text((model_dir / "config.json").read_text())
     options = ("--dry-run", "--target", config, "--num-answers", 1000, "--draft-vocab-size", 64)
     amount = ("--prompt-tokens", 100, "--answer-tokens", 200, "--tera-flops", 1.0)
-    code, out, err = run("train", *options, *amount, "--steps", 500, "--states", "cache", "--json")
-    assert code == 0, err
-    found = last_json(out)
+    done = run("train", *options, *amount, "--steps", 500, "--states", "cache", "--json")
+    assert done.code == 0, done.err
+    found = done.last_json()
     assert found["steps"] == 500
     assert found["epochs"] == pytest.approx(500 * 16 / 1000)
     assert found["state_bytes_per_token"] == 2 * (2 * 32 + 32) + 4
     assert found["cache_bytes"] == pytest.approx(300_000 * found["state_bytes_per_token"], rel=0.02)
     assert found["logit_bytes_per_token"] == 2 * 304
-    code, out, _ = run("train", *options, *amount, "--minutes", 60)
-    assert code == 0
-    assert "no disk" in out
-    assert "about 1.00 hours" in out
+    done = run("train", *options, *amount, "--minutes", 60)
+    assert done.code == 0
+    assert "no disk" in done.out
+    assert "about 1.00 hours" in done.out
 
 
 def test_a_missing_tensorboard_is_named_with_its_command(
@@ -283,23 +256,23 @@ def test_a_missing_tensorboard_is_named_with_its_command(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    code, _, err = run(
+    done = run(
         *("train", answers, "--out", tmp_path / "d", "--steps", 2, *shape),
         *("--tensorboard", tmp_path / "curves"),
     )
-    assert code == 1
-    assert "pip install 'dspark[tensorboard]'" in err
+    assert done.code == 1
+    assert "pip install 'dspark[tensorboard]'" in done.err
 
 
 def test_curves_are_written_where_tensorboard_is_installed(
     run: Run, answers: Path, shape: Sequence[object], tmp_path: Path
 ):
     curves = tmp_path / "curves"
-    code, _, err = run(
+    done = run(
         *("train", answers, "--out", tmp_path / "d", "--steps", 4, *shape),
         *("--tensorboard", curves),
     )
-    assert code == 0, err
+    assert done.code == 0, done.err
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(curves))
@@ -311,12 +284,12 @@ def test_curves_are_written_where_tensorboard_is_installed(
 def test_int8_states_are_compared_with_bf16_ones(
     run: Run, answers: Path, model_dir: Path, tmp_path: Path
 ):
-    code, out, err = run(
+    done = run(
         *("bench", "states", answers, "--target", model_dir, "--dtype", "fp32", "--steps", 3),
         *("--num-layers", 1, "--num-held-out", 2, "--draft-vocab-size", 64),
         *("--answers-per-step", 2, "--eager", "--json"),
     )
-    assert code == 0, err
-    found = last_json(out)
+    assert done.code == 0, done.err
+    found = done.last_json()
     assert abs(found["tau_loss"]) < 0.05
     assert 0.5 < found["size_ratio"] < 0.6
