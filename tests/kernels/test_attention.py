@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
 
 from dspark.kernels.attention import attention
+from tests.kernels.conftest import INSTRUCTION_SETS
 from tests.kernels.toy_steps import Case, Step, cases, plain_case
 
 
@@ -14,10 +17,16 @@ def test_the_operator_is_its_reference(instructions: str, case: Case) -> None:
     out = step.run(torch.ops.dspark.attention, pages[0][0], pages[1][0])
     expected = step.run(torch.ops.dspark.attention_reference, pages[0][1], pages[1][1])
     # bfloat16: weights that add up to 1 may be rounded (2^-9) before they meet values below 4.
-    tolerance = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2**-7, 2**-7)}[case.dtype]
+    # int8: weights are rounded to 1/65535 of the largest.
+    least = 5e-4 if case.has_bytes else 1e-5
+    tolerance = {torch.float32: (1e-4, least), torch.bfloat16: (2**-7, 2**-7)}[case.dtype]
     torch.testing.assert_close(out, expected, rtol=tolerance[0], atol=tolerance[1])
     for written, wanted in pages:
-        assert torch.equal(written.nan_to_num(nan=7.0), wanted.nan_to_num(nan=7.0))
+        assert torch.equal(_numbers(written), _numbers(wanted))
+
+
+def _numbers(pages: Tensor) -> Tensor:
+    return pages if pages.dtype == torch.int8 else pages.nan_to_num(nan=7.0)
 
 
 @given(case=cases)
@@ -29,28 +38,34 @@ def test_a_token_has_the_same_bits_alone_and_in_any_step(instructions: str, case
         assert torch.equal(step.run_alone(n, k_pages, v_pages), out[n])
 
 
-def test_bits_do_not_depend_on_the_number_of_threads(instructions: str) -> None:
+@pytest.mark.parametrize("has_bytes", [False, True])
+def test_bits_do_not_depend_on_the_number_of_threads(instructions: str, has_bytes: bool) -> None:
     num_threads = torch.get_num_threads()
     results = []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        step = Step(plain_case(requests=[(700, 300), (3, 1)]))
+        step = Step(plain_case(requests=[(700, 300), (3, 1)], has_bytes=has_bytes))
         results.append(step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages))
     torch.set_num_threads(num_threads)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
 
-def test_a_step_too_large_for_the_partial_sums_has_the_same_bits(instructions: str) -> None:
+@pytest.mark.parametrize("has_bytes", [False, True])
+def test_a_step_too_large_for_the_partial_sums_has_the_same_bits(
+    instructions: str, has_bytes: bool
+) -> None:
     """More than 32 MiB of partial sums: the tiles are worked off in groups."""
-    step = Step(plain_case(requests=[(3000, 1400)], num_kv_heads=8, head_dim=8))
+    case = plain_case(requests=[(3000, 1400)], num_kv_heads=8, head_dim=8, has_bytes=has_bytes)
+    step = Step(case)
     out = step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages)
     for n in (0, 1, 700, 1399):
         assert torch.equal(step.run_alone(n, step.k_pages, step.v_pages), out[n])
 
 
-def test_a_token_that_sees_nothing_gets_zeros(instructions: str) -> None:
-    step = Step(plain_case(requests=[(5, 3), (0, 1)]))
+@pytest.mark.parametrize("has_bytes", [False, True])
+def test_a_token_that_sees_nothing_gets_zeros(instructions: str, has_bytes: bool) -> None:
+    step = Step(plain_case(requests=[(5, 3), (0, 1)], has_bytes=has_bytes))
     step.visible_N = torch.tensor([6, 0, 8, 0], dtype=torch.int32)
     for operator in (torch.ops.dspark.attention, torch.ops.dspark.attention_reference):
         out = step.run(operator, step.k_pages, step.v_pages)
@@ -59,14 +74,42 @@ def test_a_token_that_sees_nothing_gets_zeros(instructions: str) -> None:
         assert bool(out[[0, 2]].any())
 
 
-def test_a_broken_query_shows_and_spoils_no_other(instructions: str) -> None:
-    step = Step(plain_case())
+@pytest.mark.parametrize("has_bytes", [False, True])
+def test_a_broken_query_shows_and_spoils_no_other(instructions: str, has_bytes: bool) -> None:
+    step = Step(plain_case(has_bytes=has_bytes))
     expected = step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages)
     step.q_NHE[41] = torch.nan
     out = step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages)
     assert bool(out[41].isnan().all())
     others = torch.arange(len(out)) != 41
     assert torch.equal(out[others], expected[others])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("k_NGE", torch.nan), ("v_NGE", torch.nan), ("v_NGE", torch.inf)]
+)
+def test_a_broken_key_or_value_in_int8_shows_to_who_sees_it(
+    instructions: str, name: str, value: float
+) -> None:
+    """Token 42 of 40 to 48 breaks: those before it and those of others have their old bits."""
+    step = Step(plain_case(has_bytes=True))
+    expected = step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages)
+    getattr(step, name)[42, 1, 5] = value
+    out = step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages)
+    is_hit = torch.zeros(out.shape[:2], dtype=torch.bool)
+    is_hit[42:49, 3:6] = True
+    assert bool(out[is_hit].isnan().all())
+    assert torch.equal(out[~is_hit], expected[~is_hit])
+
+
+@given(case=cases.map(lambda case: replace(case, has_bytes=True, page_size=32)))
+def test_int8_attends_with_the_same_bits_on_every_instruction_set(case: Case) -> None:
+    results = []
+    for number in range(len(INSTRUCTION_SETS)):
+        if torch.ops.dspark.use_instructions(number):
+            step = Step(case)
+            results.append(step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages))
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
 @pytest.mark.parametrize("name", ["slots_N", "block_tables_RP", "query_starts_R1", "visible_N"])
@@ -94,12 +137,15 @@ def test_the_reference_is_dense_attention(window: int | None, is_two_way: bool) 
     torch.testing.assert_close(out, expected[0].transpose(0, 1))
 
 
+@pytest.mark.parametrize("has_bytes", [False, True])
 @pytest.mark.parametrize("name", ["attention", "attention_reference"])
-def test_operators_keep_pytorchs_rules(instructions: str, name: str) -> None:
+def test_operators_keep_pytorchs_rules(instructions: str, name: str, has_bytes: bool) -> None:
     """Schema, mutation, shapes under `torch.compile` and dispatch, by PyTorch's own checker."""
-    step = Step(plain_case(requests=[(3, 2), (0, 1)], has_sinks=True, window=5))
-    step.k_pages.nan_to_num_()
-    step.v_pages.nan_to_num_()
+    case = plain_case(requests=[(3, 2), (0, 1)], has_sinks=True, window=5, has_bytes=has_bytes)
+    step = Step(case)
+    if not has_bytes:
+        step.k_pages.nan_to_num_()
+        step.v_pages.nan_to_num_()
 
     def check(*arguments: object) -> Tensor:
         torch.library.opcheck(getattr(torch.ops.dspark, name).default, arguments)

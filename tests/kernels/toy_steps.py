@@ -1,10 +1,12 @@
 """Steps over paged keys and values, random and small, for the tests of this folder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+
+from dspark.kernels import byte_pages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +23,13 @@ class Case:
     has_sinks: bool
     is_two_way: bool  # every token sees all new tokens of its request
     dtype: torch.dtype
+    has_bytes: bool  # keys and values are int8
     seed: int
+
+
+def _with_whole_blocks(case: Case) -> Case:
+    size = max(case.page_size // byte_pages.POSITIONS, 1) * byte_pages.POSITIONS
+    return replace(case, page_size=size) if case.has_bytes else case
 
 
 cases = st.builds(
@@ -40,8 +48,9 @@ cases = st.builds(
     has_sinks=st.booleans(),
     is_two_way=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    has_bytes=st.booleans(),
     seed=st.integers(0, 99),
-)
+).map(_with_whole_blocks)
 
 
 class Step:
@@ -74,15 +83,24 @@ class Step:
         self.block_tables_RP = tables
         self.max_visible = max(int(lengths.max()), 1)
 
-        shape = (num_pages, case.num_kv_heads, case.page_size, case.head_dim)
-        self.k_pages = torch.full(shape, torch.nan, dtype=case.dtype)
+        if case.has_bytes:
+            blocks = case.page_size // byte_pages.POSITIONS
+            block = byte_pages.block_bytes(case.head_dim)
+            shape = (num_pages, case.num_kv_heads, blocks, block)
+            self.k_pages = torch.full(shape, -1, dtype=torch.int8)  # as a scale this is NaN
+        else:
+            shape = (num_pages, case.num_kv_heads, case.page_size, case.head_dim)
+            self.k_pages = torch.full(shape, torch.nan, dtype=case.dtype)
         self.v_pages = self.k_pages.clone()
         for request, context in enumerate(contexts.tolist()):
             at = torch.arange(context)
             slots = self.slots(tables, torch.full_like(at, request), at)
             for pages in (self.k_pages, self.v_pages):
                 rows = random(context, case.num_kv_heads, case.head_dim)
-                pages[slots // case.page_size, :, slots % case.page_size] = rows
+                if case.has_bytes:
+                    byte_pages.write(pages, rows, slots, is_key=pages is self.k_pages)
+                else:
+                    pages[slots // case.page_size, :, slots % case.page_size] = rows
         num_heads = case.num_kv_heads * case.num_sharing
         self.q_NHE = random(num_heads, num_tokens, case.head_dim).transpose(0, 1)
         kv = random(num_tokens, 2 * case.num_kv_heads, case.head_dim)
@@ -145,6 +163,7 @@ def plain_case(**changes: object) -> Case:
         "has_sinks": False,
         "is_two_way": False,
         "dtype": torch.bfloat16,
+        "has_bytes": False,
         "seed": 0,
     }
     return Case(**(values | changes))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dspark.kernels import extension
+from dspark.kernels import byte_pages, extension
 
 
 def attention(
@@ -32,7 +32,8 @@ def attention(
 ) -> Tensor:
     """Write the step's keys and values into the pages, then attend; returns out_NHE.
 
-    `k_pages`, `v_pages`: [pages, G, page_size, E], changed in place at `slots_N`. Token n sees
+    `k_pages`, `v_pages`: [pages, G, page_size, E], changed in place at `slots_N`; or int8 as
+    `byte_pages` has it, and then queries are rounded to int8 too, a scale each. Token n sees
     positions [low, visible_n) of its own request, low = max(0, position_n + 1 - window) with a
     window, else 0; one that sees nothing gets zeros. `softcap` bounds scores by
     softcap * tanh(score / softcap); `sinks_H` are logits that take part in the softmax's sum only.
@@ -43,7 +44,7 @@ def attention(
         torch.ops.dspark.attention
         if extension.IS_LOADED
         and q_NHE.device.type == "cpu"
-        and q_NHE.dtype == k_pages.dtype
+        and (q_NHE.dtype == k_pages.dtype or byte_pages.are_bytes(k_pages))
         and q_NHE.dtype in (torch.float32, torch.bfloat16)
         else torch.ops.dspark.attention_reference
     )
@@ -86,10 +87,10 @@ def _attention_reference(
     sinks_H: Tensor | None,
 ) -> Tensor:
     """The same function in plain PyTorch, one request after the other."""
-    page_size = k_pages.shape[2]
-    pages_N, rows_N = slots_N // page_size, slots_N % page_size
-    k_pages[pages_N, :, rows_N] = k_NGE.to(k_pages.dtype)
-    v_pages[pages_N, :, rows_N] = v_NGE.to(v_pages.dtype)
+    page_size = byte_pages.page_size_of(k_pages)
+    _write(k_pages, k_NGE, slots_N, is_key=True)
+    _write(v_pages, v_NGE, slots_N, is_key=False)
+    asked_NHE = byte_pages.rounded(q_NHE) if byte_pages.are_bytes(k_pages) else q_NHE
 
     out_NHE = torch.zeros_like(q_NHE, memory_format=torch.contiguous_format)
     for request, (start, end) in enumerate(pairwise(query_starts_R1.tolist())):
@@ -104,9 +105,9 @@ def _attention_reference(
         position_L = torch.arange(length, device=q_NHE.device)
         is_seen_TL = (position_L >= low_T[:, None]) & (position_L < visible_T[:, None])
         out_NHE[start:end] = _attend(
-            q_NHE[start:end],
-            _gather(k_pages, table_P, length),
-            _gather(v_pages, table_P, length),
+            asked_NHE[start:end],
+            _gather(k_pages, table_P, length, head_dim=q_NHE.shape[2], is_key=True),
+            _gather(v_pages, table_P, length, head_dim=q_NHE.shape[2], is_key=False),
             is_seen_TL,
             scale=scale,
             softcap=softcap,
@@ -115,9 +116,22 @@ def _attention_reference(
     return out_NHE
 
 
-def _gather(pages: Tensor, table_P: Tensor, length: int) -> Tensor:
+def _write(pages: Tensor, x_NGE: Tensor, slots_N: Tensor, *, is_key: bool) -> None:
+    if byte_pages.are_bytes(pages):
+        byte_pages.write(pages, x_NGE, slots_N, is_key=is_key)
+        return
+    page_size = pages.shape[2]
+    pages[slots_N // page_size, :, slots_N % page_size] = x_NGE.to(pages.dtype)
+
+
+def _gather(
+    pages: Tensor, table_P: Tensor, length: int, *, head_dim: int, is_key: bool
+) -> Tensor:
     """The first `length` positions behind a block table, float32 [length, G, E]."""
-    return pages[table_P].transpose(1, 2).flatten(0, 1)[:length].float()
+    found = pages[table_P]
+    if byte_pages.are_bytes(pages):
+        found = byte_pages.read(found, head_dim=head_dim, is_key=is_key)
+    return found.transpose(1, 2).flatten(0, 1)[:length].float()
 
 
 def _attend(

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from dspark.core import AttentionLayout
+from dspark.kernels import byte_pages
 from dspark.kernels.attention import attention
+from dspark.errors import InputError
 from dspark.kernels.memory import zeros_in_huge_pages
 
 ATTENTION_NAME = "dspark_paged"
@@ -35,7 +37,8 @@ class LayerShape:
 class KVPages:
     """Keys and values of every layer in pages; pages of one id belong together over layers.
 
-    `keys[layer]`, `values[layer]`: [num_pages, G, page_size, E].
+    `keys[layer]`, `values[layer]`: [num_pages, G, page_size, E], or int8 as
+    `kernels.byte_pages` has it.
     """
 
     keys: Sequence[Tensor]
@@ -54,9 +57,24 @@ class KVPages:
     ) -> "KVPages":
         """Zeroed pages: memory is num_pages * page_size * sum over layers of 2 * G * E values.
 
-        On a CPU all of them lie one after the other in huge pages.
+        On a CPU all of them lie one after the other in huge pages. Raises `InputError` for a
+        page size that int8 (with scales: E + 4 bytes a row) cannot have.
         """
-        shapes = [(num_pages, s.num_kv_heads, page_size, s.head_dim) for s in layers for _ in "kv"]
+        if dtype == torch.int8:
+            if page_size % byte_pages.POSITIONS != 0:
+                raise InputError(
+                    f"page_size is {page_size}, but with int8 keys and values it must be a "
+                    f"multiple of {byte_pages.POSITIONS}."
+                )
+            blocks = page_size // byte_pages.POSITIONS
+            rows = [(blocks, byte_pages.block_bytes(s.head_dim)) for s in layers]
+        else:
+            rows = [(page_size, s.head_dim) for s in layers]
+        shapes = [
+            (num_pages, s.num_kv_heads, *row)
+            for s, row in zip(layers, rows, strict=True)
+            for _ in "kv"
+        ]
         sizes = [-(-math.prod(shape) // _ALIGNMENT) * _ALIGNMENT for shape in shapes]
         memory = zeros_in_huge_pages([sum(sizes)], dtype=dtype, device=device)
         parts = torch.split(memory, sizes)
@@ -122,7 +140,7 @@ def paged_attention(
         kwargs["visible_N"],
         kwargs["positions_N"],
         kwargs["slots_N"],
-        max_visible=block_tables_RP.shape[1] * keys.shape[2],
+        max_visible=block_tables_RP.shape[1] * byte_pages.page_size_of(keys),
         scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
         window=sliding_window,
         softcap=softcap,

@@ -2,6 +2,7 @@
 // A row's result over a chunk depends on the row and the positions that it sees: scores add over
 // the head dimension in order, weights add by (position mod 16), values add by position, and a
 // position that only another row sees adds an exact zero.
+#include "attention_bytes.h"
 #include "attention_tiles.h"
 #include "attention_vectors.h"
 #include "vector.h"
@@ -10,7 +11,8 @@ namespace dspark {
 namespace DSPARK_ISA {
 
 int64_t attention_scratch(const Attention& a, int64_t num_rows) {
-  int64_t size = Scratch::size(num_rows, padded_head_dim(a.head_dim));
+  const int64_t padded = padded_head_dim(a.head_dim);
+  int64_t size = larger(Scratch::size(num_rows, padded), ByteScratch::size(num_rows, padded));
 #if defined(__AMX_TILE__)
   size = larger(size, TileScratch::size(num_rows, a.head_dim));
 #endif
@@ -20,7 +22,9 @@ int64_t attention_scratch(const Attention& a, int64_t num_rows) {
 void attention_chunk(const Attention& a, const AttentionPiece& piece, float* scratch,
                      float* partials, int64_t row_stride, ReadAhead& ahead) {
   auto chunk_of_rows = chunk_of<Singles<float>>;
-  if (a.type == Type::kBFloat16) {
+  if (a.has_bytes) {
+    chunk_of_rows = chunk_of_bytes;
+  } else if (a.type == Type::kBFloat16) {
     chunk_of_rows = chunk_of<Singles<uint16_t>>;
 #if DSPARK_USES_PAIRS
     if (a.head_dim % (2 * kLanes) == 0) chunk_of_rows = chunk_of<Pairs>;

@@ -1,5 +1,7 @@
 #include "attention_work.h"
 
+#include <string.h>
+
 #include <algorithm>
 
 namespace dspark {
@@ -50,6 +52,52 @@ void Layout::check(int64_t num_pages, int64_t page_size) const {
       TORCH_CHECK(page >= 0 && page < num_pages, "page ", page, " does not exist");
     }
   }
+}
+
+PageShape PageShape::of(const Tensor& pages, at::ScalarType type, int64_t num_heads,
+                        int64_t head_dim) {
+  PageShape shape = {};
+  shape.has_bytes = pages.scalar_type() == at::kChar;
+  const bool fits =
+      shape.has_bytes
+          ? pages.dim() == 4 && pages.size(3) == byte_block_size(head_dim)
+          : pages.dim() == 4 && pages.scalar_type() == type && pages.size(3) == head_dim;
+  TORCH_CHECK(fits && pages.size(1) == num_heads && (pages.stride(3) == 1 || pages.size(3) == 1),
+              "pages of ", pages.sizes(), " and ", pages.scalar_type(), " do not hold ", num_heads,
+              " heads of ", head_dim, " values of ", type);
+  shape.page_size = pages.size(2) * (shape.has_bytes ? kBytePositions : 1);
+  for (int i = 0; i < 3; ++i) shape.strides[i] = pages.stride(i);
+  return shape;
+}
+
+void set_pages(Attention& a, const Tensor& k_pages, const Tensor& v_pages, int64_t num_heads) {
+  const at::ScalarType type = a.type == Type::kFloat32 ? at::kFloat : at::kBFloat16;
+  const PageShape keys = PageShape::of(k_pages, type, num_heads, a.head_dim);
+  const PageShape values = PageShape::of(v_pages, type, num_heads, a.head_dim);
+  TORCH_CHECK(k_pages.sizes() == v_pages.sizes() && keys.has_bytes == values.has_bytes,
+              "keys in pages of ", k_pages.sizes(), ", but values in ", v_pages.sizes());
+  a.has_bytes = keys.has_bytes;
+  a.page_size = keys.page_size;
+  a.k_pages = bytes(k_pages);
+  a.v_pages = bytes(v_pages);
+  std::copy_n(keys.strides, 3, a.k_strides);
+  std::copy_n(values.strides, 3, a.v_strides);
+}
+
+void write_row(const Kernels& k, const Attention& a, bool is_key, const char* row, int64_t slot,
+               int64_t head) {
+  const int64_t* const strides = is_key ? a.k_strides : a.v_strides;
+  char* const pages = const_cast<char*>(is_key ? a.k_pages : a.v_pages);
+  const int64_t at = slot % a.page_size;
+  if (a.has_bytes) {
+    char* const block = pages + slot / a.page_size * strides[0] + head * strides[1] +
+                        at / kBytePositions * strides[2];
+    return k.place_bytes(a, is_key, row, block, at % kBytePositions);
+  }
+  const int64_t value_size = a.type == Type::kBFloat16 ? 2 : 4;
+  memcpy(pages + (slot / a.page_size * strides[0] + head * strides[1] + at * strides[2]) *
+                     value_size,
+         row, static_cast<size_t>(a.head_dim * value_size));
 }
 
 AttentionWork::AttentionWork(const Attention& shape, const Layout& layout, int64_t num_kv_heads) {

@@ -26,13 +26,23 @@ struct Layout {
   void check(int64_t num_pages, int64_t page_size) const;
 };
 
-// Copies a key or value row of one token and head into its page.
-inline void write_row(const char* row, char* pages, const int64_t strides[3], int64_t page_size,
-                      int64_t slot, int64_t head, int64_t row_values, int64_t value_size) {
-  char* to = pages + (slot / page_size * strides[0] + head * strides[1] +
-                      slot % page_size * strides[2]) * value_size;
-  __builtin_memcpy(to, row, static_cast<size_t>(row_values * value_size));
-}
+// What pages of keys or values are: type, strides and size of a page, as `Attention` has them.
+// Throws for tensors that are no pages of `num_heads` heads for rows of `type`.
+struct PageShape {
+  bool has_bytes;
+  int64_t page_size;
+  int64_t strides[3];
+
+  static PageShape of(const Tensor& pages, at::ScalarType type, int64_t num_heads,
+                      int64_t head_dim);
+};
+
+// Keys and values of a layer: tells `a`, whose type and head_dim are set, where they lie.
+void set_pages(Attention& a, const Tensor& k_pages, const Tensor& v_pages, int64_t num_heads);
+
+// A key or value row of one token and head into its page.
+void write_row(const Kernels& k, const Attention& a, bool is_key, const char* row, int64_t slot,
+               int64_t head);
 
 // The tiles of a step and the chunks of positions that each of them sees: a piece of work is one
 // chunk of one tile, and whoever does the last piece of a tile adds its chunks up, in order.

@@ -14,8 +14,8 @@ namespace {
 
 #define DSPARK_KERNELS(isa)                                                                \
   Kernels {                                                                                \
-    isa::linear, isa::quantize_row, isa::attention_scratch, isa::attention_chunk,          \
-        isa::attention_merge, isa::attention_finish, isa::rms_norm, isa::silu_mul,         \
+    isa::linear, isa::quantize_row, isa::place_bytes, isa::attention_scratch,              \
+        isa::attention_chunk, isa::attention_merge, isa::attention_finish, isa::rms_norm, isa::silu_mul,         \
         isa::rotate, isa::best, isa::shared_draw, isa::exponential_block, isa::divide,     \
         isa::clamp_at_zero, isa::block_sum, isa::score_row, isa::count_from,               \
         isa::keep_from, isa::gather_from, isa::part_maxima, isa::add_row, isa::dot,        \

@@ -12,6 +12,7 @@ using at::Tensor;
 struct Kernels {
   decltype(&avx2::linear) linear;
   decltype(&avx2::quantize_row) quantize_row;
+  decltype(&avx2::place_bytes) place_bytes;
   decltype(&avx2::attention_scratch) attention_scratch;
   decltype(&avx2::attention_chunk) attention_chunk;
   decltype(&avx2::attention_merge) attention_merge;

@@ -41,13 +41,14 @@ constexpr int64_t kChunk = 512;
 constexpr int64_t kTileRows = 48;  // at most, unless one token has more heads than that
 
 struct Attention {
-  Type type;
+  Type type;  // of q and out, and of keys and values unless they are bytes
+  bool has_bytes;
   const char* q;
   const char* k_pages;
   const char* v_pages;
   char* out;
   int64_t q_strides[2];  // token, head; all strides in elements, the last dimension contiguous
-  int64_t k_strides[3];  // page, head, row
+  int64_t k_strides[3];  // page, head, row; with bytes: page, head, block, in bytes
   int64_t v_strides[3];
   int64_t out_strides[2];
   int64_t page_size;
@@ -93,8 +94,15 @@ struct ReadAhead {
   const char* rows_end = nullptr;
 };
 
-// Partial result of one row over one chunk: padded head_dim values, then maximum and sum.
 inline int64_t padded_head_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+// Keys and values as int8, a float32 scale for each position and head: blocks of 16 positions in
+// lines of 64 bytes, four bytes for each of 16 lanes, then a line of the scales.
+//   keys:   line i: values 4 i.. of every position, a position to a lane; shifted by 128
+//   values: line (i, j): positions 4 i.. of values 16 j.., a value to a lane
+constexpr int64_t kBytePositions = 16;
+inline int64_t byte_block_size(int64_t head_dim) { return (padded_head_dim(head_dim) / 4 + 1) * 64; }
+
+// Partial result of one row over one chunk: padded head_dim values, then maximum and sum.
 inline int64_t partial_size(int64_t head_dim) { return padded_head_dim(head_dim) + kGroup; }
 
 // Probabilities of a row are summed in blocks of this many columns: whole panels of a product.
@@ -125,6 +133,7 @@ struct Draw {
   namespace isa {                                                                                 \
   void linear(const Linear&, int64_t panel_begin, int64_t panel_end);                             \
   void quantize_row(Type, const char* x, int64_t width, uint8_t* out, int64_t padded, float* scale); \
+  void place_bytes(const Attention&, bool is_key, const char* row, char* block, int64_t lane);    \
   int64_t attention_scratch(const Attention&, int64_t num_rows);                                  \
   void attention_chunk(const Attention&, const AttentionPiece&, float* scratch, float* partials,  \
                        int64_t row_stride, ReadAhead&);                                           \

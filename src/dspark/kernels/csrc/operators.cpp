@@ -179,16 +179,15 @@ Tensor linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales,
   return out;
 }
 
-// Copies rows [G, E] of each token into the pages.
-void write_pages(const Tensor& x, const Tensor& pages, const int64_t* slots) {
-  const int64_t size = x.element_size(), page_size = pages.size(2);
+// Rows [G, E] of each token into the pages.
+void write_pages(const Attention& a, bool is_key, const Tensor& x, const int64_t* slots) {
+  const Kernels& k = kernels();
+  const int64_t size = x.element_size();
   const char* from = bytes(x);
-  char* to = mutable_bytes(pages);
   at::parallel_for(0, x.size(0), 128, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n)
       for (int64_t g = 0; g < x.size(1); ++g)
-        write_row(from + (n * x.stride(0) + g * x.stride(1)) * size, to, pages.strides().data(),
-                  page_size, slots[n], g, x.size(2), size);
+        write_row(k, a, is_key, from + (n * x.stride(0) + g * x.stride(1)) * size, slots[n], g);
   });
 }
 
@@ -213,16 +212,15 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
                  int64_t /*max_visible*/, double scale, std::optional<int64_t> window,
                  std::optional<double> softcap, const std::optional<Tensor>& sinks) {
   const int64_t num_tokens = q.size(0), num_heads = q.size(1), head_dim = q.size(2);
-  const int64_t num_kv_heads = k_pages.size(1), page_size = k_pages.size(2);
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && k_pages.dim() == 4);
-  TORCH_CHECK(k.sizes() == v.sizes() && k_pages.sizes() == v_pages.sizes() &&
-              k.size(0) == num_tokens && k.size(1) == num_kv_heads && k.size(2) == head_dim &&
-              k_pages.size(3) == head_dim && num_heads % num_kv_heads == 0,
+  const int64_t num_kv_heads = k_pages.size(1);
+  TORCH_CHECK(k.sizes() == v.sizes() && k.size(0) == num_tokens && k.size(1) == num_kv_heads &&
+              k.size(2) == head_dim && num_heads % num_kv_heads == 0,
               "q ", q.sizes(), ", k ", k.sizes(), " and pages ", k_pages.sizes(),
               " do not fit each other");
-  for (const Tensor& x : {k, v, k_pages, v_pages})
+  for (const Tensor& x : {k, v})
     TORCH_CHECK(x.scalar_type() == q.scalar_type() && (x.stride(-1) == 1 || head_dim == 1),
-                "q, k, v and pages must share a dtype and be contiguous in the last dimension");
+                "q, k and v must share a dtype and be contiguous in the last dimension");
   TORCH_CHECK(!window.has_value() || *window > 0, "window is ", *window);
   const Tensor queries = q.stride(2) == 1 || head_dim == 1 ? q : q.contiguous();
   Tensor out = at::empty(q.sizes(), q.options());
@@ -230,26 +228,20 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
 
   const Layout layout =
       Layout::of(block_tables, query_starts, visible, positions, slots, num_tokens);
-  layout.check(k_pages.size(0), page_size);
-  write_pages(k, k_pages, layout.slots);
-  write_pages(v, v_pages, layout.slots);
-
   Attention a = {};
   a.type = type_of(q);
+  a.head_dim = head_dim;
+  set_pages(a, k_pages, v_pages, num_kv_heads);
+  layout.check(k_pages.size(0), a.page_size);
+  write_pages(a, true, k, layout.slots);
+  write_pages(a, false, v, layout.slots);
+
   a.q = bytes(queries);
-  a.k_pages = bytes(k_pages);
-  a.v_pages = bytes(v_pages);
   a.out = mutable_bytes(out);
   for (int i = 0; i < 2; ++i) {
     a.q_strides[i] = queries.stride(i);
     a.out_strides[i] = out.stride(i);
   }
-  for (int i = 0; i < 3; ++i) {
-    a.k_strides[i] = k_pages.stride(i);
-    a.v_strides[i] = v_pages.stride(i);
-  }
-  a.page_size = page_size;
-  a.head_dim = head_dim;
   a.num_sharing = num_heads / num_kv_heads;
   a.visible = layout.visible;
   a.positions = layout.positions;

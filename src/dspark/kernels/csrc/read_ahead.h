@@ -40,16 +40,18 @@ static inline bool next_rows(ReadAhead& r) {
   const Attention& a = *r.a;
   const AttentionTile& tile = *r.piece->tile;
   const int64_t* const strides = r.is_at_keys ? a.k_strides : a.v_strides;
-  const int64_t value_bytes = a.type == Type::kBFloat16 ? 2 : 4;
-  const int64_t position = r.piece->chunk * kChunk + r.position;
-  const int64_t row = position % a.page_size;
-  const int64_t in_page = a.page_size - row, left = r.range.high - r.position;
+  const int64_t value_bytes = a.has_bytes ? 1 : a.type == Type::kBFloat16 ? 2 : 4;
+  const int64_t step = a.has_bytes ? kBytePositions : 1;
+  const int64_t position = r.piece->chunk * kChunk + r.position / step * step;
+  const int64_t row = position % a.page_size / step;
+  const int64_t in_page = a.page_size / step - row;
+  const int64_t left = (r.range.high - r.position / step * step + step - 1) / step;
   const int64_t count = in_page < left ? in_page : left;
   r.at = (r.is_at_keys ? a.k_pages : a.v_pages) +
          (tile.block_table[position / a.page_size] * strides[0] + tile.kv_head * strides[1] +
           row * strides[2]) * value_bytes;
   r.rows_end = r.at + count * strides[2] * value_bytes;
-  r.position += count;
+  r.position = r.position / step * step + count * step;
   return true;
 }
 

@@ -365,12 +365,9 @@ void Pass::place_heads(const Layer& layer, const Attention& a, Share tokens, Sha
                  rotary_dim);
       }
       if (head == num_heads - 1) end_row(seen.at(n), layer.num_q * layer.head_dim);
-      if (head >= first_v)
-        write_row(row, const_cast<char*>(a.v_pages), a.v_strides, a.page_size, layout.slots[n],
-                  head - first_v, layer.head_dim, size);
-      else if (head >= layer.num_q)
-        write_row(row, const_cast<char*>(a.k_pages), a.k_strides, a.page_size, layout.slots[n],
-                  head - layer.num_q, layer.head_dim, size);
+      if (head >= layer.num_q)
+        write_row(k, a, head < first_v, row, layout.slots[n],
+                  head - (head < first_v ? layer.num_q : first_v));
     }
 }
 
@@ -491,27 +488,26 @@ struct Stack : StackLayers {
 
   // The pages as `forward` takes them.
   c10::intrusive_ptr<StackPages> bind(std::vector<Tensor> k_pages, std::vector<Tensor> v_pages) {
-    check_pages(k_pages, v_pages);
+    TORCH_CHECK(k_pages.size() == layers_.size() && v_pages.size() == layers_.size(),
+                "a stack of ", layers_.size(), " layers takes as many keys and values, not ",
+                k_pages.size(), " and ", v_pages.size());
     auto pages = c10::make_intrusive<StackPages>();
     pages->owner = number_;
     pages->layers = c10::intrusive_ptr<StackLayers>::reclaim_copy(this);
     pages->num_pages = k_pages[0].size(0);
-    pages->page_size = k_pages[0].size(2);
     for (size_t i = 0; i < layers_.size(); ++i) {
       const Layer& layer = layers_[i];
       Attention a = {};
-      a.type = type_of(k_pages[i]);
-      a.k_pages = bytes(k_pages[i]);
-      a.v_pages = bytes(v_pages[i]);
-      for (int j = 0; j < 3; ++j) {
-        a.k_strides[j] = k_pages[i].stride(j);
-        a.v_strides[j] = v_pages[i].stride(j);
-      }
-      a.page_size = pages->page_size;
+      a.type = dtype_ == at::kBFloat16 ? Type::kBFloat16 : Type::kFloat32;
       a.head_dim = layer.head_dim;
+      set_pages(a, k_pages[i], v_pages[i], layer.num_kv);
       a.num_sharing = layer.num_q / layer.num_kv;
       a.window = layer.window;
       a.scale = layer.scale;
+      TORCH_CHECK(k_pages[i].size(0) == pages->num_pages &&
+                      (i == 0 || a.page_size == pages->page_size),
+                  "pages of layer ", i, " are ", k_pages[i].sizes(), ", unlike those of layer 0");
+      pages->page_size = a.page_size;
       pages->attention.push_back(a);
     }
     for (auto* tensors : {&k_pages, &v_pages})
@@ -715,21 +711,6 @@ struct Stack : StackLayers {
     for (int64_t n = 0; n < layout.num_tokens; ++n)
       TORCH_CHECK(layout.positions[n] >= 0 && layout.positions[n] < cos.size(0), "position ",
                   layout.positions[n], " is not in tables of ", cos.size(0));
-  }
-
-  void check_pages(const std::vector<Tensor>& k_pages,
-                   const std::vector<Tensor>& v_pages) const {
-    TORCH_CHECK(k_pages.size() == layers_.size() && v_pages.size() == layers_.size(),
-                "a stack of ", layers_.size(), " layers takes as many keys and values, not ",
-                k_pages.size(), " and ", v_pages.size());
-    for (size_t i = 0; i < layers_.size(); ++i)
-      for (const Tensor* pages : {&k_pages[i], &v_pages[i]})
-        TORCH_CHECK(pages->dim() == 4 && pages->scalar_type() == dtype_ &&
-                        pages->size(0) == k_pages[0].size(0) &&
-                        pages->size(1) == layers_[i].num_kv &&
-                        pages->size(2) == k_pages[0].size(2) &&
-                        pages->size(3) == layers_[i].head_dim && pages->stride(3) == 1,
-                    "pages of layer ", i, " are ", pages->sizes(), " of ", pages->scalar_type());
   }
 
   // Layers that see alike share their plan.

@@ -72,6 +72,12 @@ DSPARK_INLINE uint32_t bits_eq(Floats a, Floats b) {
   return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
 }
 DSPARK_INLINE Floats to_floats(Words x) { return _mm512_cvtepi32_ps(x); }
+DSPARK_INLINE Words to_words(Floats x) { return _mm512_cvtps_epi32(x); }  // nearest, ties to even
+DSPARK_INLINE Words high_bytes(Words x) { return _mm512_srli_epi32(x, 8); }
+// The lowest byte of each word.
+DSPARK_INLINE void store_bytes(uint8_t* p, Words x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+}
 DSPARK_INLINE Words sub_words(Words a, Words b) { return _mm512_sub_epi32(a, b); }
 DSPARK_INLINE Words add_words(Words a, Words b) { return _mm512_add_epi32(a, b); }
 DSPARK_INLINE Words times_128(Words x) { return _mm512_slli_epi32(x, 7); }
@@ -195,6 +201,20 @@ DSPARK_INLINE uint32_t bits_eq(Floats p, Floats q) {
 }
 DSPARK_INLINE Floats to_floats(Words x) {
   return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)};
+}
+DSPARK_INLINE Words to_words(Floats x) {
+  return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)};
+}
+DSPARK_INLINE Words high_bytes(Words x) {
+  return {_mm256_srli_epi32(x.a, 8), _mm256_srli_epi32(x.b, 8)};
+}
+DSPARK_INLINE void store_bytes(uint8_t* p, Words x) {
+  const __m256i byte = _mm256_set1_epi32(0xff);
+  const __m256i halves = _mm256_permute4x64_epi64(
+      _mm256_packus_epi32(_mm256_and_si256(x.a, byte), _mm256_and_si256(x.b, byte)), 0xd8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packus_epi16(_mm256_castsi256_si128(halves),
+                                    _mm256_extracti128_si256(halves, 1)));
 }
 DSPARK_INLINE Words sub_words(Words x, Words y) {
   return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)};
