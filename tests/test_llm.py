@@ -38,6 +38,49 @@ def test_speculation_changes_no_answer(llm: LLM) -> None:
     assert all(set(c.origins) == {Origin.PLAIN} for c in plain)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_with_int8_keys_and_values_speculation_changes_no_answer(
+    model_dir: Path, drafter_dir: Path, temperature: float
+) -> None:
+    """In any batch, and read in chunks or at once: what is kept is rounded as it is written."""
+    options: dict[str, Any] = {"dtype": "fp32", "device": "cpu", "compile": False}
+    config = CycleConfig(num_positions=2048, page_size=16, is_checked=True)
+    narrow = CycleConfig(num_positions=2048, page_size=16, max_requests=1, max_step_tokens=7)
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=24, ignore_eos=True)
+    llm = LLM.load(
+        model_dir,
+        drafter=drafter_dir,
+        quantization="int8",
+        policy="fixed",
+        config=config,
+        **options,
+    )
+    assert llm.target.has_int8_cache
+    plain = llm.generate(PROMPTS, params, speculation=False)
+    fast = llm.generate(PROMPTS, params)
+    alone = [llm.with_config(narrow).generate([prompt], params)[0] for prompt in PROMPTS]
+    assert [c.token_ids for c in fast] == [c.token_ids for c in plain]
+    assert [c.token_ids for c in alone] == [c.token_ids for c in plain]
+
+
+def test_int8_weights_bring_int8_keys_and_values_where_pages_can_hold_them(model_dir: Path) -> None:
+    def kept(**options: Any) -> str:
+        llm = LLM.load(model_dir, drafter=None, device="cpu", compile=False, **options)
+        return str(llm.target.kv_dtype).removeprefix("torch.")
+
+    assert kept(dtype="bf16", quantization="int8") == "int8"
+    assert kept(dtype="bf16", quantization="int8", kv_cache_dtype="bf16") == "bfloat16"
+    assert kept(dtype="bf16") == "bfloat16"
+    assert kept(dtype="bf16", kv_cache_dtype="int8") == "int8"
+    small = CycleConfig(page_size=8)
+    assert kept(dtype="fp32", quantization="int8", config=small) == "float32"
+    llm = LLM.load(
+        model_dir, drafter=None, device="cpu", compile=False, kv_cache_dtype="int8", config=small
+    )
+    with pytest.raises(InputError, match="page_size is 8, but with int8 .* multiple of 16"):
+        llm.generate(PROMPTS, greedy())
+
+
 def test_a_stream_joined_is_the_completion(llm: LLM) -> None:
     (completion,) = llm.generate([PROMPTS[0]], greedy())
     pieces = list(llm.stream(PROMPTS[0], greedy()))
@@ -115,7 +158,12 @@ def test_a_missing_drafter_is_one_clear_sentence(model_dir: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"dtype": "fp8"}, "dtype is 'fp8'"), ({"device": "abacus"}, "device is 'abacus'")],
+    [
+        ({"dtype": "fp8"}, "dtype is 'fp8'"),
+        ({"device": "abacus"}, "device is 'abacus'"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8', but it must be auto, bf16 or int8"),
+        ({"kv_cache_dtype": "bf16", "dtype": "fp32"}, "but the arithmetic is fp32"),
+    ],
 )
 def test_unknown_options_are_refused(
     model_dir: Path, options: dict[str, str], message: str

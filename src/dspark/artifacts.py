@@ -40,6 +40,7 @@ def fingerprint_of(
         block_size=block_size_of(drafter),
         dtype=str(target.dtype).removeprefix("torch."),
         quantization=quantization or "none",
+        keys_and_values=str(target.kv_dtype).removeprefix("torch."),
         device=target.device.type,
         processor=processor(),
         threads=torch.get_num_threads(),

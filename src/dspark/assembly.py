@@ -23,6 +23,7 @@ from dspark.data.prompts import read_prompts, with_system
 from dspark.engine.cycle import CycleConfig
 from dspark.errors import InputError, ModelError
 from dspark.llm import LLM, resolve_device, shipped_drafter
+from dspark.models.attention import resolve_kv_dtype
 from dspark.models.checkpoint import read_provenance
 from dspark.models.drafter import Drafter
 from dspark.models.embedded import DEFAULT_TARGET
@@ -46,6 +47,7 @@ def load_llm(
     dtype: str | None = None,
     device: str | None = None,
     quantization: str | None = None,
+    kv_cache_dtype: str | None = None,
     is_compiled: bool = True,
     threads: int | None = None,
     max_requests: int | None = None,
@@ -63,6 +65,7 @@ def load_llm(
         "dtype": dtype,
         "device": device,
         "quantization": quantization,
+        "kv_cache_dtype": kv_cache_dtype,
         "thinking": thinking,
         "policy": policy,
     }
@@ -83,7 +86,12 @@ def load_arithmetics(names: Sequence[str], **options: Any) -> Iterator[tuple[str
     Only one lies in memory at a time if the caller keeps none.
     """
     for arithmetic in arithmetics_of(names):
-        llm = load_llm(dtype=arithmetic.dtype, quantization=arithmetic.quantization, **options)
+        llm = load_llm(
+            dtype=arithmetic.dtype,
+            quantization=arithmetic.quantization,
+            kv_cache_dtype=arithmetic.kv_cache_dtype,
+            **options,
+        )
         yield arithmetic.name, llm
 
 
@@ -92,6 +100,7 @@ def load_target(
     target: str | None = None,
     dtype: str | None = None,
     quantization: str | None = None,
+    kv_cache_dtype: str | None = None,
     is_compiled: bool = True,
     is_packed: bool | None = True,
     threads: int | None = None,
@@ -103,12 +112,20 @@ def load_target(
     set_threads(threads)
     if is_packed is None:
         is_packed = resolve_device("auto").type == "cpu"
+    arithmetic = resolve_dtype("auto" if dtype is None else dtype)
+    device = torch.device("cpu") if is_packed else resolve_device("auto")
     return Target.load(
         DEFAULT_TARGET if target is None else target,
-        dtype=resolve_dtype("auto" if dtype is None else dtype),
-        device=torch.device("cpu") if is_packed else resolve_device("auto"),
+        dtype=arithmetic,
+        device=device,
         compile=is_compiled,
         quantization=quantization,
+        kv_dtype=resolve_kv_dtype(
+            "auto" if kv_cache_dtype is None else kv_cache_dtype,
+            dtype=arithmetic,
+            quantization=quantization,
+            device=device,
+        ),
         packed=is_packed,
     )
 

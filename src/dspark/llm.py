@@ -25,6 +25,7 @@ from dspark.engine.profiler import ProfileConfig, profile
 from dspark.engine.prompt_lookup import PromptLookup
 from dspark.errors import InputError, ModelError
 from dspark.machine import free_memory
+from dspark.models.attention import resolve_kv_dtype
 from dspark.models.checkpoint import load_drafter, read_provenance
 from dspark.models.embedded import DEFAULT_TARGET, is_embedded
 from dspark.models.footprint import Footprint, check_memory
@@ -82,6 +83,7 @@ class LLM:
         device: str = "auto",
         compile: bool = True,
         quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
         config: CycleConfig | None = None,
         trust_remote_code: bool = False,
         thinking: bool | None = None,
@@ -92,7 +94,8 @@ class LLM:
         `drafter`: a directory, `None` for plain decoding, "auto": the one shipped for this
         target, if there is one, or "prompt-lookup": what the request's own text
         repeats. `dtype`: bf16, fp32 or auto. `quantization` of the target: int8 or
-        `None`; the drafter is int8 beside bf16 in any case.
+        `None`; the drafter is int8 beside bf16 in any case. `kv_cache_dtype` of the target's keys
+        and values: auto, bf16 or int8 (see `models.attention.resolve_kv_dtype`).
         `thinking`: mode of chats, `None` leaves it to the template.
         `policy`: auto, none, fixed, fixed:K, mtp1, threshold:X or table:R=K,R=K; auto needs step
         costs, which are measured when it first drafts on this machine (seconds), and kept.
@@ -103,9 +106,18 @@ class LLM:
         folder = resolve_source(target)
         config = CycleConfig() if config is None else config
         shipped = shipped_drafter(target) if drafter == "auto" else drafter
-        _check_memory(
-            [folder, *([] if shipped in (None, PROMPT_LOOKUP) else [str(shipped)])],
+        kv_dtype = resolve_kv_dtype(
+            kv_cache_dtype,
             dtype=resolve_dtype(dtype),
+            quantization=quantization,
+            device=torch_device,
+            page_size=config.page_size,
+        )
+        _check_memory(
+            folder,
+            None if shipped in (None, PROMPT_LOOKUP) else str(shipped),
+            dtype=resolve_dtype(dtype),
+            kv_dtype=kv_dtype,
             device=torch_device,
             num_positions=config.num_positions,
         )
@@ -115,6 +127,7 @@ class LLM:
             device=torch_device,
             compile=compile,
             quantization=quantization,
+            kv_dtype=kv_dtype,
             trust_remote_code=trust_remote_code,
         )
         tokenizer = Tokenizer.load(folder)
@@ -428,9 +441,17 @@ class LLM:
 
 
 def _check_memory(
-    folders: Sequence[str], *, dtype: torch.dtype, device: torch.device, num_positions: int
+    target: str,
+    drafter: str | None,
+    *,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    num_positions: int,
 ) -> None:
-    found = [Footprint.of(folder, name=folder, dtype=dtype) for folder in folders]
+    found = [Footprint.of(target, name=target, dtype=dtype, kv_dtype=kv_dtype)]
+    if drafter is not None:
+        found.append(Footprint.of(drafter, name=drafter, dtype=dtype))
     check_memory(
         [footprint for footprint in found if footprint is not None],
         num_positions=num_positions,

@@ -209,11 +209,14 @@ def embedded(llm: LLM, asked: Asked, *, quantization: str | None) -> Answering:
             "continues each prompt as it is."
         )
     dtype = str(llm.target.dtype).removeprefix("torch.")
+    kept = ["int8 keys and values"] if llm.target.has_int8_cache else []
     return Answering(
         answerer=EmbeddedEngine(llm, options=asked.options(), is_raw=asked.is_raw),
         tokenizer=llm.tokenizer,
         settings=_settings(
-            asked, llm.tokenizer, f"embedded {' '.join([dtype, *filter(None, [quantization])])}"
+            asked,
+            llm.tokenizer,
+            f"embedded {' '.join([dtype, *filter(None, [quantization]), *kept])}",
         ),
     )
 

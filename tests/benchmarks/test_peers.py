@@ -31,6 +31,7 @@ def test_int8_is_a_quantization_and_no_dtype() -> None:
         "drafter": None,
         "dtype": "bf16",
         "quantization": None,
+        "kv_cache_dtype": "auto",
         "compile": True,
         "policy": "auto",
     }

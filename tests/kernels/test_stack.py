@@ -19,6 +19,14 @@ from dspark.kernels.stack import FusedStack, Norm, StackLayer, StackVerdict
 from tests.kernels.toy_steps import Case, Step, cases, plain_case
 
 
+def _numbers(pages: Tensor, value: float) -> Tensor:
+    """A copy without NaN; in int8 these are scales whose bytes are all -1."""
+    if pages.dtype == torch.int8:
+        words = pages.clone().view(torch.int32)
+        return torch.where(words == -1, 0, words).view(torch.int8)
+    return pages.nan_to_num(nan=value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """Shapes of the layers; the heads are those of the step's case."""
@@ -68,7 +76,7 @@ class Toy:
         self.final_norm = self.norm(model.width) if model.has_final_norm else None
         # values that were never written are NaN in the step; a layer needs numbers it can compare
         self.pages = [
-            (self.step.k_pages.nan_to_num(nan=0.5), self.step.v_pages.nan_to_num(nan=-0.5))
+            (_numbers(self.step.k_pages, 0.5), _numbers(self.step.v_pages, -0.5))
             for _ in model.windows
         ]
         self.head = self.product(model.vocab_size, model.width)

@@ -27,6 +27,14 @@ def test_the_files_tell_the_bytes_of_weights_and_of_a_position(
     assert found.per_position * 12 == taken
 
 
+def test_int8_keys_and_values_count_with_their_scales(model_dir: Path) -> None:
+    found = Footprint.of(model_dir, name="toy", dtype=torch.float32, kv_dtype=torch.int8)
+    target = Target.load(model_dir, dtype=torch.float32, kv_dtype=torch.int8, packed=False)
+    pages = target.allocate_pages(num_pages=3, page_size=32)
+    assert found is not None
+    assert found.per_position * 96 == sum(t.nbytes for t in (*pages.keys, *pages.values))
+
+
 def test_a_drafter_counts_the_taps_that_it_has_not_taken_in(
     model_dir: Path, drafter_dir: Path
 ) -> None:

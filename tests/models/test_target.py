@@ -317,6 +317,31 @@ def test_all_layers_in_one_call_have_the_bits_of_each_by_itself(
     assert torch.equal(together.taps_NM[:, -together.hidden_ND.shape[1] :], together.hidden_ND)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_int8_keys_and_values_change_little(family: str) -> None:
+    """At most tokens: one whose experts are nearly tied may get others."""
+    target = Target.wrap(random_model(config_of(family)), name=family)
+    expected = target.logits(target.states([IDS], tap_layers=()).hidden_ND)
+    target.kv_dtype = torch.int8
+    found = target.logits(target.states([IDS], tap_layers=()).hidden_ND)
+    errors_N = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert 0 < float(errors_N.median()) < 0.02
+
+
+@torch.no_grad()
+def test_with_int8_keys_and_values_layers_in_one_call_have_the_bits_of_each_by_itself() -> None:
+    target = Target.wrap(random_model(config_of("qwen3")).to(torch.bfloat16))
+    target.fuse()
+    target.pack(quantization="int8", kv_dtype=torch.int8)
+    together = target.states([IDS, IDS[:3]], tap_layers=(2,))
+    stack, target._stack = target._stack, None
+    assert (stack is not None) == extension.IS_LOADED
+    one_by_one = target.states([IDS, IDS[:3]], tap_layers=(2,))
+    assert torch.equal(together.hidden_ND, one_by_one.hidden_ND)
+    assert torch.equal(together.taps_NM, one_by_one.taps_NM)
+
+
 @torch.no_grad()
 def test_a_final_norm_that_computes_otherwise_keeps_the_layers_apart() -> None:
     plain = random_model(config_of("llama"))

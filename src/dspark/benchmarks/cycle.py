@@ -77,6 +77,7 @@ class CycleReport:
 
     dtype: str
     quantization: str | None
+    kv_cache_dtype: str
     rows: Sequence[CycleRow]
     environment: Environment
 
@@ -103,6 +104,7 @@ def measure(
     return CycleReport(
         dtype=dtype_name(target.dtype),
         quantization=quantization,
+        kv_cache_dtype=dtype_name(target.kv_dtype),
         rows=rows,
         environment=Environment.here(),
     )

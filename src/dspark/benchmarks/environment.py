@@ -47,5 +47,5 @@ class Environment:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """A dtype as `--dtype` takes it."""
-    names = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+    names = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "int8"}
     return names.get(dtype, str(dtype).removeprefix("torch."))

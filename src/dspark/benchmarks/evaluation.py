@@ -120,6 +120,7 @@ def settings_of(llm: LLM, config: EvaluationConfig) -> dict[str, Any]:
         **values,
         "target": spec.name,
         "dtype": str(llm.target.dtype).removeprefix("torch."),
+        "kv_cache_dtype": str(llm.target.kv_dtype).removeprefix("torch."),
         "device": llm.target.device.type,
     }
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dspark.core import AttentionLayout
+from dspark.kernels import byte_pages
 from dspark.models.target import Target, TargetOutput
 
 _PAGE_SIZE = 64
@@ -30,6 +31,9 @@ class Passes:
         """Noise in place of keys and values: a step costs the same whatever they hold."""
         generator = torch.Generator(self._target.device).manual_seed(seed)
         for layer in (*self._pages.keys, *self._pages.values):
+            if byte_pages.are_bytes(layer):
+                byte_pages.fill_with_noise(layer, generator)
+                continue
             layer.copy_(
                 torch.randn(layer.shape, generator=generator, device=layer.device).to(layer.dtype)
             )

@@ -49,6 +49,7 @@ def _dspark(settings: Mapping[str, Any]) -> Generate:
         drafter=settings["drafter"],
         dtype=settings["dtype"],
         quantization=settings["quantization"],
+        kv_cache_dtype=settings["kv_cache_dtype"],
         compile=settings["compile"],
         policy=settings["policy"],
         config=CycleConfig(

@@ -162,6 +162,7 @@ def _ours(ours: Ours, name: str, arithmetic: Arithmetic) -> Engine:
             "policy": ours.policy,
             "dtype": arithmetic.dtype,
             "quantization": arithmetic.quantization,
+            "kv_cache_dtype": arithmetic.kv_cache_dtype,
             "compile": ours.compile,
         },
     )

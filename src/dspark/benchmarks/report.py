@@ -355,7 +355,7 @@ def print_step(console: Console, report: StepReport) -> None:
     """Milliseconds by size, beside the floor."""
     table = Table(
         title=f"one target pass, {report.dtype}, quantization {report.quantization or 'none'}, "
-        f"context {report.context}"
+        f"keys and values {report.kv_cache_dtype}, context {report.context}"
     )
     for name in ("tokens", "one request, ms", "x floor", "one token each, ms", "x floor"):
         table.add_column(name, justify="right")
@@ -381,7 +381,10 @@ def print_step(console: Console, report: StepReport) -> None:
 
 def print_cycle(console: Console, report: CycleReport) -> None:
     """Steps by number of requests: their length, and what of it is no operator."""
-    table = Table(title=f"one step, {report.dtype}, quantization {report.quantization or 'none'}")
+    table = Table(
+        title=f"one step, {report.dtype}, quantization {report.quantization or 'none'}, "
+        f"keys and values {report.kv_cache_dtype}"
+    )
     for name in ("requests", "drafting", "tokens", "step, ms", "outside, ms", "share", "calls"):
         table.add_column(name, justify="right")
     for row in report.rows:

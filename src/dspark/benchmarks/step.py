@@ -55,6 +55,7 @@ class StepReport:
 
     dtype: str
     quantization: str | None
+    kv_cache_dtype: str
     stream_bytes_per_s: float
     """Bytes a second read, measured in the same run: as many as the weights are, lying as they do
     (huge pages), by all threads with vector loads."""
@@ -117,6 +118,7 @@ def measure(
     return StepReport(
         dtype=dtype_name(target.dtype),
         quantization=quantization,
+        kv_cache_dtype=dtype_name(target.kv_dtype),
         stream_bytes_per_s=stream,
         weight_bytes=weight_bytes,
         floor_ms=1e3 * weight_bytes / stream,

@@ -41,6 +41,14 @@ Quantization = Annotated[
         help="int8 stores the weights in 8 bits.", show_default="none", rich_help_panel="Model"
     ),
 ]
+KVCacheDtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Keys and values of the target: int8, bf16 (the arithmetic's own), or auto.",
+        show_default="auto",
+        rich_help_panel="Model",
+    ),
+]
 Eager = Annotated[
     bool,
     typer.Option(

@@ -14,6 +14,7 @@ from dspark.commands.arguments import (
     Dtype,
     Eager,
     Json,
+    KVCacheDtype,
     Policy,
     Quantization,
     Target,
@@ -34,6 +35,7 @@ def overhead(
     policy: Policy = None,
     dtype: Dtype = None,
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = None,
     eager: Eager = False,
     threads: Threads = None,
     prompts: Annotated[
@@ -77,6 +79,7 @@ def overhead(
             drafter=drafter,
             dtype=dtype,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             is_compiled=not eager,
             threads=threads,
             max_requests=config.users,

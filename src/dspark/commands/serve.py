@@ -10,6 +10,7 @@ from dspark.commands.arguments import (
     Drafter,
     Dtype,
     Eager,
+    KVCacheDtype,
     Policy,
     Quantization,
     Threads,
@@ -71,6 +72,7 @@ def serve(
     dtype: Dtype = None,
     device: Device = None,
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = None,
     eager: Eager = False,
     threads: Threads = None,
     thinking: Annotated[
@@ -158,6 +160,7 @@ def serve(
         dtype=dtype,
         device=device,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         is_compiled=not eager,
         threads=threads,
         max_requests=max_requests,

@@ -18,6 +18,7 @@ class ServedModel:
     dtype: str | None
     device: str | None
     quantization: str | None
+    kv_cache_dtype: str | None
     is_compiled: bool
     threads: int | None
     max_requests: int

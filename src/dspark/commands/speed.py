@@ -15,6 +15,7 @@ from dspark.commands.arguments import (
     Eager,
     IgnoreEos,
     Json,
+    KVCacheDtype,
     PeerPython,
     Peers,
     Policy,
@@ -273,6 +274,7 @@ def step(
     target: Target = None,
     dtype: Dtype = None,
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = None,
     eager: Eager = False,
     threads: Threads = None,
     context: Annotated[int | None, option(_STEP, "context")] = None,
@@ -294,6 +296,7 @@ def step(
             target=target,
             dtype=dtype,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             is_compiled=not eager,
             threads=threads,
         )
@@ -313,6 +316,7 @@ def cycle(
     drafter: Drafter = None,
     dtype: Dtype = None,
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = None,
     threads: Threads = None,
     steps: Annotated[int | None, option(_CYCLE, "steps")] = None,
     as_json: Json = False,
@@ -326,7 +330,12 @@ def cycle(
     console = Console(stderr=True)
     with console.status("loading the models"):
         llm = assembly.load_llm(
-            target=target, drafter=drafter, dtype=dtype, quantization=quantization, threads=threads
+            target=target,
+            drafter=drafter,
+            dtype=dtype,
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            threads=threads,
         )
     with console.status("taking steps"):
         report = measure(llm.target, drafter=llm.drafter, quantization=quantization, config=config)
@@ -431,6 +440,7 @@ def prefix(
     drafter: Drafter = None,
     dtype: Dtype = None,
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = None,
     eager: Eager = False,
     threads: Threads = None,
     policy: Policy = None,
@@ -460,6 +470,7 @@ def prefix(
         drafter=drafter,
         dtype=dtype,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         is_compiled=not eager,
         threads=threads,
         policy=policy,

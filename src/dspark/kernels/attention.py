@@ -124,9 +124,7 @@ def _write(pages: Tensor, x_NGE: Tensor, slots_N: Tensor, *, is_key: bool) -> No
     pages[slots_N // page_size, :, slots_N % page_size] = x_NGE.to(pages.dtype)
 
 
-def _gather(
-    pages: Tensor, table_P: Tensor, length: int, *, head_dim: int, is_key: bool
-) -> Tensor:
+def _gather(pages: Tensor, table_P: Tensor, length: int, *, head_dim: int, is_key: bool) -> Tensor:
     """The first `length` positions behind a block table, float32 [length, G, E]."""
     found = pages[table_P]
     if byte_pages.are_bytes(pages):

@@ -45,22 +45,25 @@ def write(pages: Tensor, x_NGE: Tensor, slots_N: Tensor, *, is_key: bool) -> Non
     pages_N, rows_N = slots_N // page_size, slots_N % page_size
     blocks_N, lanes_N = rows_N // POSITIONS, rows_N % POSITIONS
     if is_key:
-        keys = (values_NGE ^ -128).unflatten(-1, (-1, _UNIT))
+        keys = (values_NGE ^ -128).reshape(*scales_NG.shape, -1, _UNIT)
         _keys(pages)[pages_N, :, blocks_N, lanes_N] = keys
     else:
-        values = values_NGE.unflatten(-1, (-1, _LANES))
+        values = values_NGE.reshape(*scales_NG.shape, -1, _LANES)
         _values(pages)[pages_N, :, blocks_N, lanes_N // _UNIT, lanes_N % _UNIT] = values
     _scales(pages)[pages_N, :, blocks_N, lanes_N] = scales_NG
 
 
 def read(pages: Tensor, *, head_dim: int, is_key: bool) -> Tensor:
     """All that some pages hold, float32 [num_pages, G, page_size, E]."""
-    if is_key:
-        rows = (_keys(pages) ^ -128).flatten(-2)
-    else:
-        rows = _values(pages).flatten(3, 4).flatten(-2)
-    rows = rows.float() * _scales(pages)[..., None]
+    values = _values(pages).flatten(3, 4) if not is_key else _keys(pages) ^ -128
+    rows = values.flatten(-2).float() * _scales(pages)[..., None]
     return rows.flatten(2, 3)[..., :head_dim]
+
+
+def fill_with_noise(pages: Tensor, generator: torch.Generator) -> None:
+    """Values between -2 and 2 in every place."""
+    pages.random_(-127, 128, generator=generator)
+    _scales(pages).fill_(2 / 127)
 
 
 def _padded(head_dim: int) -> int:
@@ -69,7 +72,7 @@ def _padded(head_dim: int) -> int:
 
 def _lines(pages: Tensor) -> Tensor:
     """[num_pages, G, blocks, line, lane, byte]; a view, as are all below."""
-    return pages[..., :-_LINE].unflatten(-1, (-1, _LANES, _UNIT))
+    return pages[..., :-_LINE].view(*pages.shape[:3], -1, _LANES, _UNIT)
 
 
 def _keys(pages: Tensor) -> Tensor:
@@ -79,7 +82,9 @@ def _keys(pages: Tensor) -> Tensor:
 
 def _values(pages: Tensor) -> Tensor:
     """[num_pages, G, blocks, position / 4, position mod 4, E / 16, lane]."""
-    return _lines(pages).unflatten(-3, (POSITIONS // _UNIT, -1)).movedim(-1, -3)
+    lines = _lines(pages)
+    units = lines.view(*lines.shape[:3], POSITIONS // _UNIT, -1, _LANES, _UNIT)
+    return units.movedim(-1, -3)
 
 
 def _scales(pages: Tensor) -> Tensor:

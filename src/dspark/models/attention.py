@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from dspark.core import AttentionLayout
+from dspark.errors import InputError
 from dspark.kernels import byte_pages
 from dspark.kernels.attention import attention
-from dspark.errors import InputError
 from dspark.kernels.memory import zeros_in_huge_pages
 
 ATTENTION_NAME = "dspark_paged"
@@ -82,6 +82,37 @@ class KVPages:
             part[: math.prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)
         ]
         return cls(keys=pages[::2], values=pages[1::2], page_size=page_size)
+
+
+def resolve_kv_dtype(
+    name: str,
+    *,
+    dtype: torch.dtype,
+    quantization: str | None,
+    device: torch.device,
+    page_size: int | None = None,
+) -> torch.dtype:
+    """How keys and values are kept: as `int8`, or in the arithmetic's own type, which `bf16` names.
+
+    `auto` is int8 beside int8 weights on a CPU, unless pages of `page_size` cannot hold it. Raises
+    `InputError` for another name, and for bf16 where that is not the arithmetic.
+    """
+    match name:
+        case "auto":
+            fits = page_size is None or page_size % byte_pages.POSITIONS == 0
+            is_int8 = quantization == "int8" and device.type == "cpu" and fits
+            return torch.int8 if is_int8 else dtype
+        case "int8":
+            return torch.int8
+        case "bf16" | "bfloat16" if dtype == torch.bfloat16:
+            return dtype
+        case "bf16" | "bfloat16":
+            raise InputError(
+                f"kv_cache_dtype is {name!r}, but the arithmetic is fp32, and so are its keys and "
+                "values; give auto or int8."
+            )
+        case _:
+            raise InputError(f"kv_cache_dtype is {name!r}, but it must be auto, bf16 or int8.")
 
 
 def layout_arguments(layout: AttentionLayout) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dspark.errors import CapacityError
+from dspark.kernels import byte_pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +28,18 @@ class Footprint:
     that it has not taken in yet (`engine.backlog`)."""
 
     @classmethod
-    def of(cls, folder: str | Path, *, name: str, dtype: torch.dtype) -> "Footprint | None":
-        """Of a directory with config.json and safetensors; `None` where these do not tell."""
+    def of(
+        cls,
+        folder: str | Path,
+        *,
+        name: str,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype | None = None,
+    ) -> "Footprint | None":
+        """Of a directory with config.json and safetensors; `None` where these do not tell.
+
+        `kv_dtype`: of keys and values, `None` is `dtype`.
+        """
         path = Path(folder)
         try:
             config = json.loads((path / "config.json").read_text())
@@ -40,7 +51,9 @@ class Footprint:
         return cls(
             name=name,
             weights=sum(counts) * dtype.itemsize,
-            per_position=_numbers_per_position(config) * dtype.itemsize,
+            per_position=_bytes_per_position(
+                config, dtype, dtype if kv_dtype is None else kv_dtype
+            ),
         )
 
 
@@ -74,13 +87,20 @@ def _count(file: Path) -> int:
         return total
 
 
-def _numbers_per_position(config: Mapping[str, Any]) -> int:
+def _bytes_per_position(
+    config: Mapping[str, Any], dtype: torch.dtype, kv_dtype: torch.dtype
+) -> int:
     text = config.get("text_config") or config
     heads = int(text.get("num_attention_heads") or 0)
     groups = int(text.get("num_key_value_heads") or heads)
     size = int(text.get("head_dim") or (text.get("hidden_size", 0) // heads if heads else 0))
     taps = len(config.get("target_layer_ids") or ()) * int(config.get("hidden_size") or 0)
-    return 2 * int(text.get("num_hidden_layers") or 0) * groups * size + taps
+    rows = 2 * int(text.get("num_hidden_layers") or 0) * groups
+    if kv_dtype == torch.int8:
+        row_bytes = byte_pages.block_bytes(size) // byte_pages.POSITIONS
+    else:
+        row_bytes = size * kv_dtype.itemsize
+    return rows * row_bytes + taps * dtype.itemsize
 
 
 def _gigabytes(count: int) -> str:

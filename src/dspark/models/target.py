@@ -55,6 +55,8 @@ class Target:
         self._tapped: dict[int, Tensor] = {}
         self._bound: KVPages | None = None
         self._stack: TargetStack | None = None
+        self.kv_dtype: torch.dtype = self.dtype
+        """Of the keys and values in `allocate_pages`: the arithmetic's, or int8."""
         self._decodes = False
         probe, logits = probe_of(model)
         self._attention_modules = probe.modules
@@ -76,19 +78,23 @@ class Target:
         device: str | torch.device = "cpu",
         compile: bool = False,
         quantization: str | None = None,
+        kv_dtype: torch.dtype | None = None,
         packed: bool = True,
         trust_remote_code: bool = False,
     ) -> "Target":
         """A target from a directory, a hub name, a GGUF file, or the name of an embedded one.
 
-        `packed` swaps the linear layers for `kernels.linear.PackedLinear` on a CPU.
+        `packed` swaps the linear layers for `kernels.linear.PackedLinear` on a CPU. `kv_dtype`:
+        of keys and values, `None` is `dtype`.
         Raises `ModelError` for a missing, unreadable or unsupported model.
         """
         model = load_model(source, dtype=dtype, trust_remote_code=trust_remote_code)
         target = cls.wrap(model.to(device), name=str(source))
         if packed and torch.device(device).type == "cpu":
             target.fuse()
-            target.pack(quantization=quantization)
+            target.pack(quantization=quantization, kv_dtype=kv_dtype)
+        elif kv_dtype is not None:
+            target.kv_dtype = kv_dtype
         if compile:
             target.compile()
         return target
@@ -118,6 +124,11 @@ class Target:
         return self.embed_weight_VD.dtype
 
     @property
+    def has_int8_cache(self) -> bool:
+        """Whether keys and values are kept as int8."""
+        return self.kv_dtype == torch.int8
+
+    @property
     def embed_weight_VD(self) -> Tensor:
         """The input embedding, without a model's scale (see `embed`)."""
         weight = self.model.get_input_embeddings().weight
@@ -135,12 +146,12 @@ class Target:
         return embedded
 
     def allocate_pages(self, *, num_pages: int, page_size: int) -> KVPages:
-        """Pages for this target's layers on its device and in its dtype."""
+        """Pages for this target's layers on its device."""
         return KVPages.allocate(
             self.spec.layer_shapes,
             num_pages=num_pages,
             page_size=page_size,
-            dtype=self.dtype,
+            dtype=self.kv_dtype,
             device=self.device,
         )
 
@@ -303,14 +314,16 @@ class Target:
         self._attention_modules = []
         self._stack, self._decodes = None, False
 
-    def pack(self, *, quantization: str | None = None) -> None:
+    def pack(self, *, quantization: str | None = None, kv_dtype: torch.dtype | None = None) -> None:
         """Swap the linear layers for packed ones; fused layers then run as one operator each.
 
         Where all of them are fused they run as one operator together. What is quantised gets
-        even inputs first (see `smoothing`).
+        even inputs first (see `smoothing`). From now on keys and values are `kv_dtype`, if given.
         """
         if quantization is not None:
             self._smooth()
+        if kv_dtype is not None:
+            self.kv_dtype = kv_dtype
         replace_linears(self.model, quantization=quantization)
         for layer in self._fused_layers():
             layer.join()

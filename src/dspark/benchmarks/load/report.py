@@ -103,6 +103,7 @@ class LoadReport:
     target: str
     dtype: str
     quantization: str | None
+    kv_cache_dtype: str
     block_size: int
     num_prompts: int
     max_new_tokens: int

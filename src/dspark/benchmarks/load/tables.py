@@ -16,7 +16,8 @@ def print_load(console: Console, report: LoadReport) -> None:
     """Words first, then a row for every policy and load."""
     console.print(report.environment.sentence(), style="dim", highlight=False)
     console.print(
-        f"{report.target}, {report.dtype}, quantization {report.quantization or 'none'}, block of "
+        f"{report.target}, {report.dtype}, quantization {report.quantization or 'none'}, keys and "
+        f"values {report.kv_cache_dtype}, block of "
         f"{report.block_size}; {report.num_prompts} prompts, answers of at most "
         f"{report.max_new_tokens} tokens",
         style="dim",

@@ -252,7 +252,7 @@ void chunk_of_bytes(const Attention& a, const AttentionPiece& piece, float* memo
   const int64_t block_lines = padded / 4 + 1;
   const auto ask_for = [&](int64_t num_blocks) {
     ahead.lines_allowed += num_blocks * block_lines;
-    ask(ahead, num_blocks * block_lines);
+    ask(ahead, num_blocks * block_lines * 3 / 2);  // until it is far enough ahead
   };
   for (int64_t row = 0; row < num_rows; ++row) load_byte_query(a, tile, row, s, padded);
   int64_t b = blocks.low;
