@@ -48,6 +48,19 @@ class RowWalk {
   int64_t head_, row_;
 };
 
+// The same of a range of positions from `start` on, page by page.
+void list_rows(const Attention& a, const AttentionTile& tile, const int64_t strides[3],
+               int64_t start, Range range, int64_t* offsets) {
+  RowWalk at(a, tile, strides, start + range.low);
+  for (int64_t j = range.low; j < range.high;) {
+    const int64_t left = a.page_size - (start + j) % a.page_size;
+    const int64_t count = smaller(left, range.high - j), first = at.offset();
+    for (int64_t i = 0; i < count; ++i) offsets[j + i] = first + i * strides[2];
+    j += count;
+    at.next(count);
+  }
+}
+
 void sees_nothing(const Attention& a, int64_t num_rows, float* partials, int64_t row_stride) {
   const int64_t padded = padded_head_dim(a.head_dim);
   for (int64_t r = 0; r < num_rows; ++r) {

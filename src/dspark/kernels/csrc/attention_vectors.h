@@ -345,12 +345,8 @@ void chunk_of(const Attention& a, const AttentionPiece& piece, float* memory, fl
   const Range range = seen_by_any(a, tile, start);
   if (range.low >= range.high) return sees_nothing(a, num_rows, partials, row_stride);
   memset(s.nothing, 0, static_cast<size_t>(padded) * sizeof(float));
-  RowWalk keys(a, tile, a.k_strides, start + range.low);
-  RowWalk values(a, tile, a.v_strides, start + range.low);
-  for (int64_t j = range.low; j < range.high; ++j, keys.next(), values.next()) {
-    s.k_offsets[j] = keys.offset();
-    s.v_offsets[j] = values.offset();
-  }
+  list_rows(a, tile, a.k_strides, start, range, s.k_offsets);
+  list_rows(a, tile, a.v_strides, start, range, s.v_offsets);
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t token = tile.token_begin + r / a.num_sharing;
     const int64_t head = tile.kv_head * a.num_sharing + r % a.num_sharing;

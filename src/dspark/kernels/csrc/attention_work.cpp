@@ -1,5 +1,6 @@
 #include "attention_work.h"
 
+#include <ATen/Parallel.h>
 #include <string.h>
 
 #include <algorithm>
@@ -7,9 +8,15 @@
 namespace dspark {
 namespace {
 
-constexpr int64_t kRowsReadingTakes = 12;  // reading keys and values costs as much as so many rows
+// Reading keys and values costs as much as so many rows; bytes need not be transposed.
+constexpr int64_t kRowsReadingTakes = 12, kRowsReadingBytesTakes = 4;
+constexpr int64_t kFewTilesPerThread = 8;  // more divide well enough
 constexpr int64_t kLinesAhead = 2048;  // 128 KiB: as far ahead as a thread asks
 constexpr int64_t kMaxPartials = int64_t{1} << 23;  // floats held at a time, 32 MiB
+
+int64_t reading_cost(const Attention& a) {
+  return a.has_bytes ? kRowsReadingBytesTakes : kRowsReadingTakes;
+}
 
 int64_t first_seen(const Attention& a, int64_t token) {
   return a.window > 0 ? std::max<int64_t>(0, a.positions[token] + 1 - a.window) : 0;
@@ -106,6 +113,7 @@ AttentionWork::AttentionWork(const Attention& shape, const Layout& layout, int64
     for (int64_t begin = layout.starts[r]; begin < layout.starts[r + 1]; begin += tile_tokens)
       add_tiles(shape, layout.tables + r * layout.table_size, begin,
                 std::min<int64_t>(begin + tile_tokens, layout.starts[r + 1]), num_kv_heads);
+  even_out(shape, at::get_num_threads());
   int64_t max_rows = 0, max_chunks = 0;
   for (const Tile& t : tiles_) {
     max_rows = std::max(max_rows, (t.tile.token_end - t.tile.token_begin) * shape.num_sharing);
@@ -135,19 +143,60 @@ void AttentionWork::add_tiles(const Attention& shape, const int32_t* table, int6
     tiles_.push_back({{table, begin, end, g}, first, last - first + 1});
 }
 
+// Few tiles do not divide by the threads. One that lies across the end of a thread's share is cut
+// in two by its tokens, where that gains more than it costs: its positions are then read twice.
+void AttentionWork::even_out(const Attention& shape, int64_t num_threads) {
+  if (static_cast<int64_t>(tiles_.size()) >= kFewTilesPerThread * num_threads) return;
+  for (int64_t number = 1; number < num_threads; ++number) {
+    int64_t total = 0, before = 0;
+    for (const Tile& t : tiles_) total += cost_of(shape, t);
+    size_t i = 0;
+    while (i < tiles_.size() && before + cost_of(shape, tiles_[i]) <= total * number / num_threads)
+      before += cost_of(shape, tiles_[i++]);
+    if (i == tiles_.size()) return;
+    const Tile t = tiles_[i];
+    const int64_t count = t.tile.token_end - t.tile.token_begin;
+    const int64_t positions = num_seen(shape, t, t.first_chunk);
+    const int64_t again = positions * reading_cost(shape);
+    const int64_t wanted = total * number / num_threads - before;
+    // Several chunks divide better than tokens do.
+    if (t.num_chunks > 1 || count < 2 || std::min(wanted, cost_of(shape, t) - wanted) <= again)
+      continue;
+    const int64_t first = ((total + again) * number / num_threads - before - again) /
+                          (positions * shape.num_sharing);
+    const int64_t cut = t.tile.token_begin + std::clamp<int64_t>(first, 1, count - 1);
+    tiles_[i].tile.token_end = cut;
+    tiles_.insert(tiles_.begin() + static_cast<int64_t>(i) + 1, t);
+    tiles_[i + 1].tile.token_begin = cut;
+  }
+}
+
+int64_t AttentionWork::num_seen(const Attention& shape, const Tile& t, int64_t chunk) {
+  const PositionRange range = seen_by_any(shape, t.tile, chunk * kChunk);
+  return std::max<int64_t>(1, range.high - range.low);
+}
+
+int64_t AttentionWork::cost_of(const Attention& shape, const Tile& t, int64_t chunk) {
+  const int64_t num_rows = (t.tile.token_end - t.tile.token_begin) * shape.num_sharing;
+  return num_seen(shape, t, chunk) * (num_rows + reading_cost(shape));
+}
+
+int64_t AttentionWork::cost_of(const Attention& shape, const Tile& t) {
+  int64_t cost = 0;
+  for (int64_t i = 0; i < t.num_chunks; ++i) cost += cost_of(shape, t, t.first_chunk + i);
+  return cost;
+}
+
 void AttentionWork::add_pieces(const Attention& shape) {
   int64_t cost = 0;
   for (size_t i = 0; i < tiles_.size(); ++i) {
     if (static_cast<int64_t>(i) % tiles_per_group_ == 0) group_items_.push_back(num_items());
     const Tile& t = tiles_[i];
-    const int64_t num_rows = (t.tile.token_end - t.tile.token_begin) * shape.num_sharing;
     for (int64_t chunk = t.first_chunk; chunk < t.first_chunk + t.num_chunks; ++chunk) {
-      const PositionRange range = seen_by_any(shape, t.tile, chunk * kChunk);
-      const int64_t count = std::max<int64_t>(1, range.high - range.low);
       pieces_.push_back({&t.tile, chunk});
       tile_of_.push_back(static_cast<int64_t>(i));
       costs_.push_back(cost);
-      cost += count * (num_rows + kRowsReadingTakes);
+      cost += cost_of(shape, t, chunk);
     }
   }
   group_items_.push_back(num_items());

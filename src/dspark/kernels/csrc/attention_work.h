@@ -70,8 +70,13 @@ class AttentionWork {
     int64_t first_chunk, num_chunks;
   };
 
+  // What a piece, or a whole tile, costs: positions times rows, and reading them.
+  static int64_t num_seen(const Attention& shape, const Tile& t, int64_t chunk);
+  static int64_t cost_of(const Attention& shape, const Tile& t, int64_t chunk);
+  static int64_t cost_of(const Attention& shape, const Tile& t);
   void add_tiles(const Attention& shape, const int32_t* table, int64_t begin, int64_t end,
                  int64_t num_kv_heads);
+  void even_out(const Attention& shape, int64_t num_threads);
   void add_pieces(const Attention& shape);
   void finish_tile(const Attention& a, const Tile& tile, float* partials) const;
 
