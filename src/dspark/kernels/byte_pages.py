@@ -39,16 +39,16 @@ def rounded(x: Tensor) -> Tensor:
 def write(pages: Tensor, x_NGE: Tensor, slots_N: Tensor, *, is_key: bool) -> None:
     """Rows of tokens into their places, in place."""
     values_NGE, scales_NG = quantize(x_NGE)
-    padding = _padded(x_NGE.shape[-1]) - x_NGE.shape[-1]
-    values_NGE = torch.nn.functional.pad(values_NGE, (0, padding))
+    width = _padded(x_NGE.shape[-1])
+    values_NGE = torch.nn.functional.pad(values_NGE, (0, width - x_NGE.shape[-1]))
     page_size = page_size_of(pages)
     pages_N, rows_N = slots_N // page_size, slots_N % page_size
     blocks_N, lanes_N = rows_N // POSITIONS, rows_N % POSITIONS
     if is_key:
-        keys = (values_NGE ^ -128).reshape(*scales_NG.shape, -1, _UNIT)
+        keys = (values_NGE ^ -128).reshape(*scales_NG.shape, width // _UNIT, _UNIT)
         _keys(pages)[pages_N, :, blocks_N, lanes_N] = keys
     else:
-        values = values_NGE.reshape(*scales_NG.shape, -1, _LANES)
+        values = values_NGE.reshape(*scales_NG.shape, width // _LANES, _LANES)
         _values(pages)[pages_N, :, blocks_N, lanes_N // _UNIT, lanes_N % _UNIT] = values
     _scales(pages)[pages_N, :, blocks_N, lanes_N] = scales_NG
 

@@ -113,6 +113,7 @@ def test_the_report_is_printed_and_drawn(tmp_path: Path) -> None:
         target="toy",
         dtype="fp32",
         quantization=None,
+        kv_cache_dtype="fp32",
         block_size=3,
         num_prompts=6,
         max_new_tokens=8,

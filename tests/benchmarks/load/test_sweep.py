@@ -62,6 +62,7 @@ def report_of(found: Sweep) -> LoadReport:
         target="toy",
         dtype="fp32",
         quantization=None,
+        kv_cache_dtype="fp32",
         block_size=4,
         num_prompts=len(found.tasks),
         max_new_tokens=found.config.max_new_tokens,
