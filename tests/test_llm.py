@@ -77,7 +77,7 @@ def test_int8_weights_bring_int8_keys_and_values_where_pages_can_hold_them(model
     llm = LLM.load(
         model_dir, drafter=None, device="cpu", compile=False, kv_cache_dtype="int8", config=small
     )
-    with pytest.raises(InputError, match="page_size is 8, but with int8 .* multiple of 16"):
+    with pytest.raises(InputError, match=r"page_size is 8, but with int8 .* multiple of 16"):
         llm.generate(PROMPTS, greedy())
 
 

@@ -48,6 +48,14 @@ def test_every_option_has_a_sentence_of_help() -> None:
             assert option.help, f"{command.callback.__name__} {name}"
 
 
+def test_who_may_quantise_the_weights_may_choose_keys_and_values() -> None:
+    groups = [app, *(group.typer_instance for group in app.registered_groups)]
+    commands = [command for group in groups for command in group.registered_commands]
+    names = [inspect.signature(command.callback).parameters for command in commands]
+    assert sum("quantization" in each for each in names) > 10
+    assert all(("quantization" in each) == ("kv_cache_dtype" in each) for each in names)
+
+
 def test_the_defaults_shown_for_the_model_are_those_of_load() -> None:
     """The help of --dtype and its like says them in words; LLM.load owns them."""
     parameters = inspect.signature(LLM.load).parameters
@@ -56,7 +64,7 @@ def test_the_defaults_shown_for_the_model_are_those_of_load() -> None:
         for name, parameter in inspect.signature(command.callback).parameters.items():
             shown[name] = parameter.annotation.__metadata__[0].show_default
     assert parameters["target"].default == DEFAULT_TARGET == shown["target"]
-    for name in ("drafter", "dtype", "device"):
+    for name in ("drafter", "dtype", "device", "kv_cache_dtype"):
         assert parameters[name].default == shown[name]
     assert parameters["quantization"].default is None
     assert shown["quantization"] == "none"

@@ -37,6 +37,12 @@ def test_int8_is_a_quantization_and_no_dtype() -> None:
     }
 
 
+def test_after_a_colon_comes_the_type_of_keys_and_values() -> None:
+    by_name = {e.name: e.settings for e in our_engines(Ours(arithmetics=["int8:bf16"]))}
+    settings = by_name["dspark-int8:bf16"]
+    assert (settings["quantization"], settings["kv_cache_dtype"]) == ("int8", "bf16")
+
+
 def test_a_family_brings_all_its_configurations_and_a_name_one() -> None:
     assert {e.name for e in chosen_peers(["llama-cpp"])} == {
         "llama-cpp-q4_0",

@@ -39,12 +39,16 @@ def test_a_token_has_the_same_bits_alone_and_in_any_step(instructions: str, case
 
 
 @pytest.mark.parametrize("has_bytes", [False, True])
-def test_bits_do_not_depend_on_the_number_of_threads(instructions: str, has_bytes: bool) -> None:
+@pytest.mark.parametrize("requests", [[(700, 300), (3, 1)], [(200, 9)], [(510, 4), (0, 1)]])
+def test_bits_do_not_depend_on_the_number_of_threads(
+    instructions: str, requests: list[tuple[int, int]], has_bytes: bool
+) -> None:
+    """Few tiles are cut where a thread's share ends."""
     num_threads = torch.get_num_threads()
     results = []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        step = Step(plain_case(requests=[(700, 300), (3, 1)], has_bytes=has_bytes))
+        step = Step(plain_case(requests=requests, has_bytes=has_bytes))
         results.append(step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages))
     torch.set_num_threads(num_threads)
     assert torch.equal(results[0], results[1])

@@ -339,7 +339,7 @@ def test_what_does_not_fit_is_refused(instructions: str) -> None:
     toy = Toy(plain_model(), plain_case())
     with pytest.raises(RuntimeError, match="layers takes as many keys and values"):
         toy.run(toy.copies()[:1])
-    with pytest.raises(RuntimeError, match="pages of .* do not hold 3 heads of 64 values"):
+    with pytest.raises(RuntimeError, match=r"pages of .* do not hold 3 heads of 64 values"):
         toy.run([toy.copies()[0], tuple(p.float() for p in toy.copies()[1])])  # type: ignore[list-item]
     toy.x_ND = toy.x_ND[:, 1:]
     with pytest.raises(RuntimeError, match="expected rows of 64 values"):

@@ -228,6 +228,8 @@ def perplexity(
 ) -> None:
     """How well the target predicts given answers in each arithmetic: what int8 costs in quality.
 
+    int8:bf16 is int8 weights with keys and values in bf16.
+
     What it costs in accepted length says `dspark evaluate` with and without --quantization int8.
     """
     from dspark import assembly
