@@ -72,7 +72,8 @@ def _padded(head_dim: int) -> int:
 
 def _lines(pages: Tensor) -> Tensor:
     """[num_pages, G, blocks, line, lane, byte]; a view, as are all below."""
-    return pages[..., :-_LINE].view(*pages.shape[:3], -1, _LANES, _UNIT)
+    num_lines = pages.shape[-1] // _LINE - 1
+    return pages[..., :-_LINE].view(*pages.shape[:3], num_lines, _LANES, _UNIT)
 
 
 def _keys(pages: Tensor) -> Tensor:
@@ -83,7 +84,8 @@ def _keys(pages: Tensor) -> Tensor:
 def _values(pages: Tensor) -> Tensor:
     """[num_pages, G, blocks, position / 4, position mod 4, E / 16, lane]."""
     lines = _lines(pages)
-    units = lines.view(*lines.shape[:3], POSITIONS // _UNIT, -1, _LANES, _UNIT)
+    num_units = POSITIONS // _UNIT
+    units = lines.view(*lines.shape[:3], num_units, lines.shape[3] // num_units, _LANES, _UNIT)
     return units.movedim(-1, -3)
 
 
