@@ -134,8 +134,8 @@ class FusedStack:
         self.has_head = head is not None
 
     def bind(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> StackPages:
-        """Pages [num_pages, G, page_size, E] of each layer, or int8 ones (`kernels.byte_pages`), for
-        `run`; they stay in use.
+        """Pages [num_pages, G, page_size, E] of each layer, for `run`; they stay in use. Or int8
+        ones, see `kernels.byte_pages`.
 
         Raises `RuntimeError` for pages that do not fit the layers.
         """
