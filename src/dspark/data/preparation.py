@@ -5,7 +5,7 @@ It knows the file and what is left to do; who answers is a callable (`Answerer`)
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dspark.data.answers import Answer, AnswerFile, Sampling
 from dspark.data.prompts import Prompt
@@ -140,15 +140,7 @@ def prepare(
         num_tokens += len(outcome.token_ids)
         num_truncated += outcome.is_truncated
         if turn.turn + 1 < len(turn.prompt.turns):
-            answers_so_far = [*turn.answers, outcome.text]
-            waiting.appendleft(
-                Turn(
-                    prompt=turn.prompt,
-                    number=turn.number,
-                    answers=answers_so_far,
-                    sampling=turn.sampling,
-                )
-            )
+            waiting.appendleft(replace(turn, answers=[*turn.answers, outcome.text]))
         if on_answer is not None:
             on_answer(num_done, total)
     return PrepareReport(

@@ -1,6 +1,6 @@
 """One audit: finds out what can be compared, asks, and judges all tests together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from dspark.algorithms.token_tests import holm
@@ -65,19 +65,9 @@ def audit(
     """All tests that the server allows. Raises `ServerFault` when it does not answer."""
     if not chats:
         raise InputError("An audit needs at least one prompt.")
-    untested: list[Untested] = []
-    if reference is None:
-        untested.append(
-            Untested(
-                name="tokens and distribution of plain decoding",
-                reason="the server cannot be told to answer without drafts; name a reference "
-                "server with the same model by --reference",
-            )
-        )
-    allowed = {p.name: _refusal(p, side, reference) for p in SAMPLED_PROFILES}
-    untested += [Untested(name=n, reason=r) for n, r in allowed.items() if r is not None]
+    refusals = {p.name: _refusal(p, side, reference) for p in SAMPLED_PROFILES}
     greedy: list[GreedyFindings] = []
-    for profile in (p for p in GREEDY_PROFILES if allowed[p.name] is None):
+    for profile in (p for p in GREEDY_PROFILES if refusals[p.name] is None):
         if reference is None and not profile.is_stated:
             continue
         say(f"T=0, {profile.name}")
@@ -86,7 +76,7 @@ def audit(
         )
     sampled: list[SampledFinding] = []
     answers: list[Answer] = []
-    for profile in (p for p in SAMPLED_PROFILES if allowed[p.name] is None):
+    for profile in (p for p in SAMPLED_PROFILES if refusals[p.name] is None):
         if config.temperature == 0.0 or (reference is None and not is_stated(profile, config)):
             continue
         name = f"T={config.temperature:g}, {profile.name}"
@@ -100,14 +90,6 @@ def audit(
         )
         sampled += sampled_tests(samples, config=config)
         answers += chain.from_iterable(samples.answers)
-    if config.temperature not in (0.0, 1.0):
-        untested.append(
-            Untested(
-                name="chances as stated",
-                reason="at other temperatures than 1 servers differ in what their "
-                "log-probabilities mean",
-            )
-        )
     return AuditReport(
         url=url,
         model=side.model,
@@ -115,11 +97,36 @@ def audit(
         temperature=config.temperature,
         false_alarm=config.false_alarm,
         tests=[*(o for found in greedy for o in found.outcomes), *_judged(sampled, config)],
-        untested=untested,
+        untested=_untested(refusals, has_reference=reference is not None, config=config),
         divergences=[d for found in greedy for d in found.divergences],
         num_sampled_drafted=sum_told(answer.num_drafted for answer in answers),
         num_drafted=sum_told(found.num_drafted for found in greedy),
     )
+
+
+def _untested(
+    refusals: Mapping[str, str | None], *, has_reference: bool, config: AuditConfig
+) -> list[Untested]:
+    """`refusals`: why the server refuses the fields of a profile, by its name."""
+    found = []
+    if not has_reference:
+        found.append(
+            Untested(
+                name="tokens and distribution of plain decoding",
+                reason="the server cannot be told to answer without drafts; name a reference "
+                "server with the same model by --reference",
+            )
+        )
+    found += [Untested(name=n, reason=r) for n, r in refusals.items() if r is not None]
+    if config.temperature not in (0.0, 1.0):
+        found.append(
+            Untested(
+                name="chances as stated",
+                reason="at other temperatures than 1 servers differ in what their "
+                "log-probabilities mean",
+            )
+        )
+    return found
 
 
 def _progress(say: Say, name: str) -> OnAnswer:
