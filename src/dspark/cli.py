@@ -8,13 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from dspark.commands import drafters, planning, speed, text
+from dspark.commands import planning, races, speed, text, training_benches
 from dspark.commands.audit import audit
 from dspark.commands.bench_serve import serve as bench_serve
+from dspark.commands.evaluate import evaluate
 from dspark.commands.overhead import overhead
+from dspark.commands.prepare import prepare
 from dspark.commands.serve import serve
 from dspark.commands.servers import servers
 from dspark.commands.soak import soak
+from dspark.commands.train import split, train
 from dspark.errors import DSparkError
 
 app = typer.Typer(
@@ -35,18 +38,18 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     text.chat,
     text.demo,
     serve,
-    drafters.prepare,
-    drafters.train,
+    prepare,
+    train,
     planning.calibrate,
     planning.profile,
-    drafters.evaluate,
+    evaluate,
     audit,
     planning.simulate,
-    drafters.split,
+    split,
 )
 _BENCHES: dict[str, Callable[..., None]] = {
-    "single": speed.single,
-    "throughput": speed.throughput,
+    "single": races.single,
+    "throughput": races.throughput,
     "load": planning.load,
     "serve": bench_serve,
     "servers": servers,
@@ -58,9 +61,9 @@ _BENCHES: dict[str, Callable[..., None]] = {
     "step": speed.step,
     "cycle": speed.cycle,
     "plan": planning.plan,
-    "train": speed.bench_train,
-    "states": speed.bench_states,
-    "peers": speed.install_peers,
+    "train": training_benches.bench_train,
+    "states": training_benches.bench_states,
+    "peers": races.install_peers,
 }
 for command in _COMMANDS:
     app.command()(command)
