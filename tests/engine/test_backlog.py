@@ -50,7 +50,7 @@ def test_a_page_that_requests_share_is_fed_once() -> None:
 
 def test_the_latest_tap_of_a_place_counts_and_none_that_other_tokens_replaced() -> None:
     waiting = backlog_of([4, 5, 6])
-    waiting.keep(taps([0.5]), torch.tensor([5]))
+    waiting.keep(taps([0.1, 0.2, 0.5]), torch.tensor([5, 6, 5]))
     waiting.forget(torch.tensor([6, 7]))
     assert taken(waiting, [0], [4]) == [(0, 4, 4.0), (1, 5, 0.5)]
 

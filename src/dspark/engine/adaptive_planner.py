@@ -60,6 +60,8 @@ _FIRST_MARGIN = 0.08
 """Gain that drafting has to promise beyond the policy's margin in the first of them."""
 _DEAREST_PROBE = 3.0
 """Times its prediction that a probe is charged at most: a pause of the machine is none."""
+_PLAIN_LIFT = 1.001
+"""Lift of the going rate below which it is that of plain decoding."""
 _TAKEN_IN_AT = 32
 """Outcomes that are taken in together, at most."""
 
@@ -89,6 +91,10 @@ class _Decision:
     """Seconds as plain numbers, for few requests."""
     is_look: bool = False
     """Whether it would draft, and does not to see what plain steps cost."""
+    probe_loss: float | None = None
+    """Tokens that the cheapest probe would have lost, where none could be afforded."""
+    num_merges: int = 0
+    """Of the costs that it rests on."""
     is_guess: bool = False
     """Whether prompts of the step were left out of its seconds."""
     steps_left: int = 0
@@ -300,6 +306,8 @@ class AdaptivePlanner:
     def _decision(self, outlook: Outlook) -> _Decision:
         held, slots = self._held, list(outlook.slots)
         members = self._members
+        if held is not None and held.steps_left <= 0 and self._stands(held):
+            held.steps_left = _HOLDS
         if held is not None and held.steps_left > 0:
             has_prompts = outlook.num_prompt_tokens > 0
             is_same = held.crew.slots == slots and not self._has_come
@@ -317,6 +325,19 @@ class AdaptivePlanner:
         self._held, self._has_come = held, False
         held.steps_left -= 1
         return held
+
+    def _stands(self, held: _Decision) -> bool:
+        """Whether a decision to draft for nobody would be the same again: no block was drawn since,
+        costs and the going rate, plain decoding's, are what they were, and a probe cannot be
+        afforded."""
+        return (
+            held.probe_loss is not None
+            and not held.drafting
+            and self._num_steps >= _FIRST_STEPS
+            and self._going.lift(len(held.crew.slots)) < _PLAIN_LIFT
+            and held.num_merges == self.costs.num_merges
+            and not self._probes.affords(held.probe_loss)
+        )
 
     def _patched(self, held: _Decision, slots: list[int], outlook: Outlook) -> _Decision | None:
         """The decision in force for requests of which a few are others; `None`: decide anew.
@@ -370,7 +391,7 @@ class AdaptivePlanner:
         search = self._find_search(crew)
         if crew.floors_R is not None or search is Search.DELAYED:
             choice, drafting = self._budgeted(blocks_RHK, caps, seconds, drafting, crew.floors_R)
-        probed = self._probed(outlook, caps, drafting, foresight, worth)
+        probed, probe_loss = self._probed(outlook, caps, drafting, foresight, worth)
         self._did_draft.difference_update(crew.slots)
         self._did_draft.update(crew.slots[r] for r in drafting)
         is_look = self._is_look(outlook, crew, drafting)
@@ -398,6 +419,8 @@ class AdaptivePlanner:
             ),
             verify_B=seconds.verify_B.tolist() if is_few else (),
             is_look=is_look,
+            probe_loss=probe_loss,
+            num_merges=self.costs.num_merges,
             steps_left=_LOOKS if is_look else self._steps_held(probed),
         )
 
@@ -531,10 +554,11 @@ class AdaptivePlanner:
         drafting: Sequence[int],
         foresight: Foresight,
         worth: Worth,
-    ) -> Sequence[int]:
-        """Some who would not draft, to see how it stands with them, as far as it is affordable."""
+    ) -> tuple[Sequence[int], float | None]:
+        """Some who would not draft, to see how it stands with them, as far as it is affordable; and
+        what the cheapest would lose if it is not."""
         if len(drafting) == len(caps):
-            return ()
+            return (), None
         chosen = set(drafting)
         left = [r for r, cap in enumerate(caps) if cap > 0 and r not in chosen]
         members = [self._members[outlook.slots[r]] for r in left]
@@ -542,15 +566,15 @@ class AdaptivePlanner:
             [member.drafted_at for member in members], [outlook.rounds[r] for r in left]
         )
         picked = [left[i] for i in found[:MOST_PROBED]]
-        drafts_N, now = worth.draft_seconds_N, len(drafting)
+        drafts_N, now, loss = worth.draft_seconds_N, len(drafting), None
         while picked:
             more = drafts_N[now + len(picked)] - drafts_N[now]
             loss = worth.second * more - sum(foresight.gains_R[r] for r in picked)
             if self._probes.affords(loss):
-                break
+                return picked, None
             # a first request costs most of the drafter's part: then all at once, or none
             picked = picked[: len(picked) // 2] if drafting else []
-        return picked
+        return (), loss
 
     def _find_search(self, crew: Crew) -> Search:
         if self.policy.search is not None:

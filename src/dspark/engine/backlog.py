@@ -50,8 +50,11 @@ class Backlog:
             self._taps_PM = zeros_in_huge_pages(
                 (len(self._waits), taps_NM.shape[1]), dtype=taps_NM.dtype, device=taps_NM.device
             )
+        places, last_N = np.unique(places_N.numpy()[::-1], return_index=True)
+        if len(places) < len(places_N):
+            picked_N = torch.from_numpy(len(places_N) - 1 - last_N)
+            places_N, taps_NM = places_N[picked_N], taps_NM[picked_N]
         self._taps_PM.index_copy_(0, places_N, taps_NM)
-        places = places_N.numpy()
         self._waits[places] = True
         self._has_late[places // self._page_size] = True
 

@@ -89,7 +89,7 @@ class DraftPass:
             )
         self._tables = RotaryTables(drafter.angles)
         self._pending: list[StepStates] = []
-        self._pending_places: set[int] = set()
+        self._num_pending = 0
         self._backlog = Backlog(num_pages=num_pages, page_size=page_size)
         self._probs = torch.empty(0, device=self.device)  # memory of q, kept from step to step
 
@@ -104,20 +104,12 @@ class DraftPass:
         if self._context is None:
             self._feed_by_modules(states)
             return
-        num_tokens, places_N = len(states.taps_NM), states.layout.slots_N
-        self._backlog.forget(places_N)
-        if self._pending:
-            if not self._pending_places:
-                self._pending_places.update(self._pending[0].layout.slots_N.tolist())
-            places = places_N.tolist()
-            if len(self._pending_places) + num_tokens > _MOST_PENDING or not (
-                self._pending_places.isdisjoint(places)  # of two at a place the later one stays
-            ):
-                self._put_back()
-                self._backlog.forget(places_N)
-            else:
-                self._pending_places.update(places)
+        num_tokens = len(states.taps_NM)
+        if self._pending and self._num_pending + num_tokens > _MOST_PENDING:
+            self._put_back()
+        self._backlog.forget(states.layout.slots_N)
         self._pending.append(states)
+        self._num_pending += num_tokens
 
     def catch_up(self, requests: Sequence[LiveRequest], *, cache: KVCache) -> None:
         """Feed what these requests have left behind while they did not draft."""
@@ -130,10 +122,10 @@ class DraftPass:
 
     def _put_back(self) -> None:
         """The latest tokens are no longer for whoever drafts next."""
-        pending, self._pending = self._pending, []
-        self._pending_places.clear()
-        for states in pending:
-            self._backlog.keep(states.taps_NM.to(self._dtype), states.layout.slots_N)
+        pending, self._pending, self._num_pending = self._pending, [], 0
+        taps_NM = _joined([states.taps_NM for states in pending])
+        places_N = _joined([states.layout.slots_N for states in pending])
+        self._backlog.keep(taps_NM.to(self._dtype), places_N)
 
     def write_fed(self) -> None:
         """Write keys and values of the context for the latest tokens."""
@@ -157,8 +149,7 @@ class DraftPass:
 
     def _take_pending(self) -> tuple[int, list[WaitingTokens]]:
         """All tokens that wait, which then do so no more, and the positions that they know."""
-        pending, self._pending = self._pending, []
-        self._pending_places.clear()
+        pending, self._pending, self._num_pending = self._pending, [], 0
         waiting = [
             WaitingTokens(
                 states.taps_NM.to(self._dtype), states.layout.positions_N, states.layout.slots_N

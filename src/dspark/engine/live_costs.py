@@ -81,6 +81,8 @@ class LiveCosts:
 
     def __init__(self, profile: StepCost) -> None:
         self.profile = profile
+        self.num_merges = 0
+        """Times that the table was corrected anew."""
         self._ratios = CostRatios(profile)
         self._tables: dict[tuple[int, ...], StepCost] = {}
         self._found: dict[tuple[int, int, int, int], StepSeconds] = {}
@@ -164,6 +166,7 @@ class LiveCosts:
         """What was seen counts from now on; tables are made when they are asked for."""
         self._tables.clear()
         self._found.clear()
+        self.num_merges += 1
         self._steps_since = 0
         self._wait = min(2 * self._wait, _MERGE_EVERY)
         self._surprise = 0.0
