@@ -95,6 +95,8 @@ def run_sweep(
         _results_path(settings, config) if files.results is None else files.results,
         settings=settings,
     )
+    if _weighs_costs(config):
+        llm.step_cost()  # measured now if it never was: no load shall wait for it
     engines = LocalEngines(llm, tasks=tasks, config=config, weights=weights)
     sweep = Sweep(engines=engines, tasks=tasks, config=config, results=results)
     is_complete = sweep.run(on_unit=on_unit)
@@ -124,9 +126,13 @@ def run_sweep(
     return report
 
 
+def _weighs_costs(config: LoadConfig) -> bool:
+    return any(isinstance(parse_policy(policy), Adaptive) for policy in config.policies)
+
+
 def _prediction(llm: LLM, results: LoadResults, config: LoadConfig) -> Prediction | None:
     """`None` where no policy needed step costs: none were measured then."""
-    if not any(isinstance(parse_policy(policy), Adaptive) for policy in config.policies):
+    if not _weighs_costs(config):
         return None
     machines = {
         temperature: Machine(
