@@ -1,9 +1,11 @@
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
+from dspark.benchmarks import step
 from dspark.benchmarks.passes import Passes
 from dspark.benchmarks.prefill import prefills
 from dspark.benchmarks.step import StepConfig, measure, streamed_bytes
@@ -45,6 +47,25 @@ def test_the_report_has_the_agreed_keys_and_every_size(llm: LLM) -> None:
         1e3 * line["weight_bytes"] / line["stream_bytes_per_s"]
     )
     assert len(heard) == 2 * len(sizes)
+    assert line["one_request_over_first"].keys() == line["many_requests_over_one"].keys()
+    assert list(line["many_requests_over_one"]) == ["1", "2", "4"]
+
+
+def test_ratios_are_those_of_a_turn(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def turns(runs: Mapping[tuple[str, int], object], *_: int, warmup: int) -> dict[object, object]:
+        # three turns of a machine that is half as fast in each as in the one before
+        per_token = {"one request": 1.0, "many requests": 1.5, "stream": 0.0}
+        return {
+            (shape, size): [(2.0 + per_token[shape] * size) * factor for factor in (1.0, 2.0, 4.0)]
+            for shape, size in runs
+        }
+
+    monkeypatch.setattr(step, "_turns_ms", turns)
+    report = measure(llm.target, quantization=None, config=StepConfig(sizes=(1, 2), context=4))
+    assert report.one_request_ms == {"1": 6.0, "2": 8.0}
+    assert report.one_request_over_first == {"1": 1.0, "2": 4.0 / 3.0}
+    assert report.many_requests_over_one == {"1": 3.5 / 3.0, "2": 5.0 / 4.0}
+    assert report.first_over_floor == pytest.approx(1.5)
 
 
 def test_every_path_of_a_prefill_gives_the_same_logits(llm: LLM, model_dir: Path) -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from dspark.kernels import extension
-from dspark.kernels.memory import bytes_per_s, zeros_in_huge_pages
+from dspark.kernels.memory import Stream, zeros_in_huge_pages
 
 CPU = torch.device("cpu")
 
@@ -38,6 +38,12 @@ def test_reading_reaches_every_word(instructions: str, num_words: int) -> None:
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_the_rate_is_in_bytes_per_second(is_loaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_reads_all_of_its_ones(is_loaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extension, "IS_LOADED", is_loaded and extension.IS_LOADED)
-    assert 1e8 < bytes_per_s(1 << 22, repeats=2) < 1e13
+    stream = Stream(1 << 16)
+    assert stream.num_bytes == 1 << 16
+    word = 4 if extension.IS_LOADED else 8
+    ones = int.from_bytes(b"\x01" * word, "little")
+    read = stream.read() - ones * ((1 << 16) // word)
+    assert read % (1 << 8 * word) == 0
+    assert Stream(0).num_bytes == 64

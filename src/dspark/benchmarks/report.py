@@ -357,22 +357,23 @@ def print_step(console: Console, report: StepReport) -> None:
         title=f"one target pass, {report.dtype}, quantization {report.quantization or 'none'}, "
         f"keys and values {report.kv_cache_dtype}, context {report.context}"
     )
-    for name in ("tokens", "one request, ms", "x floor", "one token each, ms", "x floor"):
+    first = next(iter(report.one_request_ms))
+    for name in ("tokens", "one request, ms", f"x {first}", "one token each, ms", "x one request"):
         table.add_column(name, justify="right")
     for size, one_ms in report.one_request_ms.items():
-        many_ms = report.many_requests_ms[size]
         table.add_row(
             size,
             f"{one_ms:.2f}",
-            f"{one_ms / report.floor_ms:.2f}",
-            f"{many_ms:.2f}",
-            f"{many_ms / report.floor_ms:.2f}",
+            f"{report.one_request_over_first[size]:.2f}",
+            f"{report.many_requests_ms[size]:.2f}",
+            f"{report.many_requests_over_one[size]:.2f}",
         )
     console.print(report.environment.sentence(), style="dim", highlight=False)
     console.print(table)
     console.print(
         f"floor {report.floor_ms:.2f} ms = {report.weight_bytes / 1e6:.0f} MB of weights at "
-        f"{report.stream_bytes_per_s / 1e9:.1f} GB/s, read in the same run"
+        f"{report.stream_bytes_per_s / 1e9:.1f} GB/s, read in the same run; {first} over it: "
+        f"{report.first_over_floor:.2f}"
     )
     if report.prefill_ms:
         paths = ", ".join(f"{name} {ms:.0f}" for name, ms in report.prefill_ms.items())

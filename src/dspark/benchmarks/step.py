@@ -17,12 +17,14 @@ from dspark.benchmarks.passes import Passes
 from dspark.benchmarks.prefill import prefills
 from dspark.errors import InputError
 from dspark.kernels.linear import PackedLinear
-from dspark.kernels.memory import bytes_per_s
+from dspark.kernels.memory import Stream
 from dspark.models.target import Target
 
 _CONTEXT_TOKEN = 11  # any id: the cost does not depend on the text
-_TURN = 5
+_TURN = 3
 _SETTLE_S = 0.1  # untimed passes before the timed ones of a turn
+_STREAM = ("stream", 0)
+_ONE, _MANY = "one request", "many requests"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,8 @@ class StepConfig:
     """Positions of each request that are in the cache already."""
     prefill: int = 512
     """Tokens of the prompt whose first pass is timed, where a plain target is given."""
-    repeats: int = 15
-    """Timed passes of each size; the median counts."""
+    repeats: int = 36
+    """Timed passes of each size, in turns of three; medians count. Of a prompt, a quarter."""
     warmup: int = 3
     """Passes of each size before the clock runs."""
 
@@ -57,15 +59,24 @@ class StepReport:
     quantization: str | None
     kv_cache_dtype: str
     stream_bytes_per_s: float
-    """Bytes a second read, measured in the same run: as many as the weights are, lying as they do
+    """Bytes a second read, the median of the turns: as many as the weights are, lying as they do
     (huge pages), by all threads with vector loads."""
     weight_bytes: int
     """Bytes of the weights that every pass must read."""
     floor_ms: float
-    """weight_bytes / stream_bytes_per_s: no pass can be faster."""
+    """weight_bytes / stream_bytes_per_s: what reading the weights takes."""
     context: int
     one_request_ms: dict[str, float]
     many_requests_ms: dict[str, float]
+    first_over_floor: float
+    """One request's smallest pass over reading the weights. This ratio and the next two are those
+    of each turn, whose passes stand side by side, and of them the median: a machine that is faster
+    at memory in one minute and at products in another moves times, and quotients of their medians,
+    more than these."""
+    one_request_over_first: dict[str, float]
+    """One request's pass over its smallest."""
+    many_requests_over_one: dict[str, float]
+    """One token each of so many requests over as many tokens of one."""
     prefill_ms: dict[str, float]
     """A prompt of `prefill` tokens over an empty cache, by path (see `prefill.prefills`)."""
     prefill: int
@@ -89,42 +100,51 @@ def measure(
     `plain` is the same target unpacked; without it no prefill is timed.
     """
     weight_bytes = streamed_bytes(target)
-    stream = bytes_per_s(weight_bytes)
+    stream = Stream(weight_bytes)
     room = config.context + max(config.sizes)
     one = Passes(target, num_requests=1, num_positions=room)
     many = Passes(target, num_requests=max(config.sizes), num_positions=config.context + 1)
     one.fill(seed=0)
     many.fill(seed=0)
-    runs: dict[tuple[str, int], Callable[[], object]] = {}
+    runs: dict[tuple[str, int], Callable[[], object]] = {_STREAM: stream.read}
     for size in config.sizes:
         alone, each = [[_CONTEXT_TOKEN] * size], [[_CONTEXT_TOKEN]] * size
-        runs["one request", size] = partial(one.run, alone, start=config.context)
-        runs["many requests", size] = partial(many.run, each, start=config.context)
+        runs[_ONE, size] = partial(one.run, alone, start=config.context)
+        runs[_MANY, size] = partial(many.run, each, start=config.context)
+    turns = _turns_ms(runs, config.repeats, warmup=config.warmup)
+    prompts: dict[tuple[str, int], Callable[[], object]] = {}
     if plain is not None:
         for name, run in prefills(target, plain, [_CONTEXT_TOKEN] * config.prefill).items():
-            runs[f"prefill, {name}", config.prefill] = run
-    medians = _medians_ms(runs, config)
+            prompts[name, config.prefill] = run
+    prefill_turns = _turns_ms(prompts, -(-config.repeats // 4), warmup=min(1, config.warmup))
+    medians = {name: statistics.median(found) for name, found in turns.items()}
+    prefill_ms = {name: statistics.median(found) for (name, _), found in prefill_turns.items()}
     if on_size is not None:
         for (shape, size), milliseconds in medians.items():
-            on_size(shape, size, milliseconds)
-    one_ms = {str(size): medians["one request", size] for size in config.sizes}
-    many_ms = {str(size): medians["many requests", size] for size in config.sizes}
-    prefill_ms = {
-        shape.removeprefix("prefill, "): milliseconds
-        for (shape, _), milliseconds in medians.items()
-        if shape.startswith("prefill, ")
-    }
-    stream = max(stream, bytes_per_s(weight_bytes))
+            if (shape, size) != _STREAM:
+                on_size(shape, size, milliseconds)
+        for name, milliseconds in prefill_ms.items():
+            on_size(f"prefill, {name}", config.prefill, milliseconds)
+
+    def ratio(above: tuple[str, int], below: tuple[str, int]) -> float:
+        pairs = zip(turns[above], turns[below], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+    sizes, first = config.sizes, (_ONE, config.sizes[0])
+    stream_bytes_per_s = 1e3 * stream.num_bytes / medians[_STREAM]
     return StepReport(
         dtype=dtype_name(target.dtype),
         quantization=quantization,
         kv_cache_dtype=dtype_name(target.kv_dtype),
-        stream_bytes_per_s=stream,
+        stream_bytes_per_s=stream_bytes_per_s,
         weight_bytes=weight_bytes,
-        floor_ms=1e3 * weight_bytes / stream,
+        floor_ms=1e3 * weight_bytes / stream_bytes_per_s,
         context=config.context,
-        one_request_ms=one_ms,
-        many_requests_ms=many_ms,
+        one_request_ms={str(size): medians[_ONE, size] for size in sizes},
+        many_requests_ms={str(size): medians[_MANY, size] for size in sizes},
+        first_over_floor=ratio(first, _STREAM) * stream.num_bytes / weight_bytes,
+        one_request_over_first={str(size): ratio((_ONE, size), first) for size in sizes},
+        many_requests_over_one={str(size): ratio((_MANY, size), (_ONE, size)) for size in sizes},
         prefill_ms=prefill_ms,
         prefill=config.prefill,
         environment=Environment.here(),
@@ -145,24 +165,27 @@ def streamed_bytes(target: Target) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def _medians_ms(
-    runs: Mapping[tuple[str, int], Callable[[], object]], config: StepConfig
-) -> dict[tuple[str, int], float]:
-    """Sizes take turns, so that a slow minute of the machine meets them all; a turn is a few
-    passes behind untimed ones, so that each finds caches and clock as it would leave them: for
-    tens of milliseconds behind a large pass a small one is up to a quarter slower."""
-    samples: dict[tuple[str, int], list[float]] = {name: [] for name in runs}
-    for name in [name for name in runs for _ in range(config.warmup)]:
+def _turns_ms(
+    runs: Mapping[tuple[str, int], Callable[[], object]], repeats: int, *, warmup: int
+) -> dict[tuple[str, int], list[float]]:
+    """Medians of each turn. Sizes take turns, so that a slow minute of the machine meets them all;
+    a turn is a few passes behind untimed ones, so that each finds caches and clock as it would
+    leave them: for tens of milliseconds behind a large pass a small one is up to a quarter
+    slower."""
+    turns: dict[tuple[str, int], list[float]] = {name: [] for name in runs}
+    for name in [name for name in runs for _ in range(warmup)]:
         runs[name]()
-    for start in range(0, config.repeats, _TURN):
+    for start in range(0, repeats, _TURN):
         for name, run in runs.items():
             _settle(run)
-            for _ in range(min(_TURN, config.repeats - start)):
+            times = []
+            for _ in range(min(_TURN, repeats - start)):
                 started = time.perf_counter()
                 run()
                 _synchronize()
-                samples[name].append(1e3 * (time.perf_counter() - started))
-    return {name: statistics.median(found) for name, found in samples.items()}
+                times.append(1e3 * (time.perf_counter() - started))
+            turns[name].append(statistics.median(times))
+    return turns
 
 
 def _settle(run: Callable[[], object]) -> None:

@@ -1,9 +1,8 @@
-"""Memory that is read front to back: large tensors in huge pages, and how fast reading is.
+"""Memory that is read front to back: large tensors in huge pages, and plain reading.
 
 It knows sizes and devices, not what lies in the memory.
 """
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -22,20 +21,21 @@ def zeros_in_huge_pages(
     return torch.zeros(*sizes, dtype=dtype, device=device)
 
 
-def bytes_per_s(num_bytes: int, *, repeats: int = 9) -> float:
-    """Best rate at which the threads in use read memory of this size that lies as weights do."""
-    sizes = [max(64, num_bytes)]
-    memory = zeros_in_huge_pages(sizes, dtype=torch.uint8, device=torch.device("cpu"))
-    memory.fill_(1)  # zeros that were never written need not exist
-    best_s = float("inf")
-    for _ in range(repeats):
-        started = time.perf_counter()
-        _read(memory)
-        best_s = min(best_s, time.perf_counter() - started)
-    return memory.nbytes / best_s
+class Stream:
+    """Memory of so many bytes that lies as weights do, to be read by the threads in use."""
 
+    def __init__(self, num_bytes: int) -> None:
+        sizes = [max(64, num_bytes)]
+        self._memory = zeros_in_huge_pages(sizes, dtype=torch.uint8, device=torch.device("cpu"))
+        self._memory.fill_(1)  # zeros that were never written need not exist
 
-def _read(memory: Tensor) -> int:
-    if extension.IS_LOADED:
-        return int(torch.ops.dspark.read_all(memory))
-    return int(memory[: memory.nbytes // 8 * 8].view(torch.int64).sum())
+    @property
+    def num_bytes(self) -> int:
+        """What one `read` reads: 64 at least."""
+        return self._memory.nbytes
+
+    def read(self) -> int:
+        """Read it once, front to back; what comes back tells that all of it was read."""
+        if extension.IS_LOADED:
+            return int(torch.ops.dspark.read_all(self._memory))
+        return int(self._memory[: self.num_bytes // 8 * 8].view(torch.int64).sum())
