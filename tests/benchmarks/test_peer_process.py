@@ -19,6 +19,7 @@ def _ours(model_dir: Path, drafter: Path | None) -> dict[str, object]:
         "drafter": None if drafter is None else str(drafter),
         "dtype": "fp32",
         "quantization": None,
+        "kv_cache_dtype": "auto",
         "compile": False,
         "policy": "fixed",
         "max_requests": 2,
