@@ -101,9 +101,9 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON ({error}).") from error
+        raise ModelError(f"{path} cannot be read as JSON ({error}); make it again.") from error
     if not isinstance(found, dict):
-        raise ModelError(f"{path} holds no JSON object, but a list or a value.")
+        raise ModelError(f"{path} holds no JSON object, but a list or a value; make it again.")
     return found
 
 

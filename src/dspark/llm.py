@@ -106,9 +106,10 @@ class LLM:
         folder = resolve_source(target)
         config = CycleConfig() if config is None else config
         shipped = shipped_drafter(target) if drafter == "auto" else drafter
+        arithmetic = resolve_dtype(dtype)
         kv_dtype = resolve_kv_dtype(
             kv_cache_dtype,
-            dtype=resolve_dtype(dtype),
+            dtype=arithmetic,
             quantization=quantization,
             device=torch_device,
             page_size=config.page_size,
@@ -116,14 +117,14 @@ class LLM:
         _check_memory(
             folder,
             None if shipped in (None, PROMPT_LOOKUP) else str(shipped),
-            dtype=resolve_dtype(dtype),
+            dtype=arithmetic,
             kv_dtype=kv_dtype,
             device=torch_device,
             num_positions=config.num_positions,
         )
         loaded = Target.load(
             target,
-            dtype=resolve_dtype(dtype),
+            dtype=arithmetic,
             device=torch_device,
             compile=compile,
             quantization=quantization,

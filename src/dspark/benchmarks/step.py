@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +25,8 @@ _TURN = 3
 _SETTLE_S = 0.1  # untimed passes before the timed ones of a turn
 _STREAM = ("stream", 0)
 _ONE, _MANY = "one request", "many requests"
+
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +114,11 @@ def measure(
         runs[_ONE, size] = partial(one.run, alone, start=config.context)
         runs[_MANY, size] = partial(many.run, each, start=config.context)
     turns = _turns_ms(runs, config.repeats, warmup=config.warmup)
-    prompts: dict[tuple[str, int], Callable[[], object]] = {}
-    if plain is not None:
-        for name, run in prefills(target, plain, [_CONTEXT_TOKEN] * config.prefill).items():
-            prompts[name, config.prefill] = run
+    prompt = [_CONTEXT_TOKEN] * config.prefill
+    prompts = {} if plain is None else prefills(target, plain, prompt)
     prefill_turns = _turns_ms(prompts, -(-config.repeats // 4), warmup=min(1, config.warmup))
     medians = {name: statistics.median(found) for name, found in turns.items()}
-    prefill_ms = {name: statistics.median(found) for (name, _), found in prefill_turns.items()}
+    prefill_ms = {name: statistics.median(found) for name, found in prefill_turns.items()}
     if on_size is not None:
         for (shape, size), milliseconds in medians.items():
             if (shape, size) != _STREAM:
@@ -166,13 +166,13 @@ def streamed_bytes(target: Target) -> int:
 
 
 def _turns_ms(
-    runs: Mapping[tuple[str, int], Callable[[], object]], repeats: int, *, warmup: int
-) -> dict[tuple[str, int], list[float]]:
+    runs: Mapping[Name, Callable[[], object]], repeats: int, *, warmup: int
+) -> dict[Name, list[float]]:
     """Medians of each turn. Sizes take turns, so that a slow minute of the machine meets them all;
     a turn is a few passes behind untimed ones, so that each finds caches and clock as it would
     leave them: for tens of milliseconds behind a large pass a small one is up to a quarter
     slower."""
-    turns: dict[tuple[str, int], list[float]] = {name: [] for name in runs}
+    turns: dict[Name, list[float]] = {name: [] for name in runs}
     for name in [name for name in runs for _ in range(warmup)]:
         runs[name]()
     for start in range(0, repeats, _TURN):
