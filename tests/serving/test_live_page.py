@@ -25,7 +25,7 @@ ARGUMENTS = (
 )
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WAIT_MS = 120_000
-QUIET, BUSY = 4, 1  # guesses checked per answer: of up to two answers, of more
+QUIET, BUSY = 4, 1  # guesses checked per answer: of one answer, of more
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def url(model_dir: Path, drafter_dir: Path) -> Iterator[str]:
         device="cpu",
         compile=False,
         config=replace(CONFIG, is_checked=False),
-        policy=f"table:1={QUIET},3={BUSY}",
+        policy=f"table:1={QUIET},{CONFIG.max_requests}={BUSY}",
     )
     with serving(llm, AppConfig(served_name="toy")) as (_, found, _):
         yield found
