@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from dspark.algorithms.live_cost import CostRatios, Part, StepSample, merged
-from dspark.algorithms.step_cost import ContextCost, StepCost
-from tests.algorithms.toy_costs import draft_seconds_of, linear_cost, sampled_cost, seconds_of
+from dspark.algorithms.step_cost import ContextCost, StepCost, VerifyRow
+from tests.algorithms.test_two_speeds import STATES, TOKENS
+from tests.algorithms.toy_costs import (
+    curve,
+    draft_seconds_of,
+    linear_cost,
+    sampled_cost,
+    seconds_of,
+)
 
 
 def verify_sample(cost: StepCost, requests: int, tokens: int, factor: float) -> StepSample:
@@ -53,7 +60,7 @@ def test_a_part_of_the_table_that_is_ten_times_wrong_is_corrected_where_it_is_vi
     samples += [verify_sample(cost, 4, 24, 10.0) for _ in range(32)]
     samples += [verify_sample(cost, 4, 4, 1.0) for _ in range(32)]
     found = merged(cost, samples)
-    assert seconds_of(found, 4, 4) == pytest.approx(seconds_of(cost, 4, 4), rel=0.01)
+    assert seconds_of(found, 4, 4) == pytest.approx(seconds_of(cost, 4, 4), rel=0.1)
     assert seconds_of(found, 4, 24) > 7.0 * seconds_of(cost, 4, 24)
 
 
@@ -84,7 +91,7 @@ def test_old_samples_are_forgotten():
         *[verify_sample(cost, 16, 32, 1.0) for _ in range(32)],
     ]
     assert seconds_of(merged(cost, slow_then_back), 16, 32) == pytest.approx(
-        seconds_of(cost, 16, 32)
+        seconds_of(cost, 16, 32), rel=0.01
     )
 
 
@@ -102,9 +109,11 @@ def test_what_sampled_requests_take_more_corrects_nothing(share: float) -> None:
             draft._replace(sampled=share, seconds=slow * (draft.seconds + share * 4e-3)),
         ]
         found = merged(cost, samples)
-        assert seconds_of(found, 4, 8) == pytest.approx(slow * seconds_of(cost, 4, 8))
+        assert seconds_of(found, 4, 8) == pytest.approx(slow * seconds_of(cost, 4, 8), rel=1e-3)
         assert draft_seconds_of(found, 4) == pytest.approx(slow * draft_seconds_of(cost, 4))
-        assert found.sampled_seconds(4, np.array([8]))[0] == pytest.approx(slow * 2e-3 * 8)
+        assert found.sampled_seconds(4, np.array([8]))[0] == pytest.approx(
+            slow * 2e-3 * 8, rel=1e-3
+        )
 
 
 def test_merging_twice_from_the_profile_is_the_same_as_once():
@@ -112,7 +121,9 @@ def test_merging_twice_from_the_profile_is_the_same_as_once():
     cost = linear_cost()
     samples = [verify_sample(cost, 4, 8, 2.0) for _ in range(10)]
     assert merged(cost, samples) == merged(cost, samples)
-    assert seconds_of(merged(cost, samples), 4, 8) == pytest.approx(2 * seconds_of(cost, 4, 8))
+    assert seconds_of(merged(cost, samples), 4, 8) == pytest.approx(
+        2 * seconds_of(cost, 4, 8), rel=1e-3
+    )
 
 
 def test_entries_are_compared_within_a_stretch_of_time_only():
@@ -131,8 +142,18 @@ def test_entries_are_compared_within_a_stretch_of_time_only():
     cost_of = {n: seconds_of(merged(cost, samples), 4, n) / seconds_of(cost, 4, n) for n in (4, 24)}
     low = np.average([own[4], own[8]], weights=[1, 9])
     high = np.average([own[16], own[24]])
-    assert cost_of[24] / cost_of[4] == pytest.approx(high / low, rel=0.05)
+    assert cost_of[24] / cost_of[4] == pytest.approx(high / low, rel=0.1)
     assert cost_of[4] == pytest.approx(low * speed, rel=0.1)
+
+
+def two_states() -> tuple[StepCost, StepCost]:
+    """Passes of 4 requests on a machine in two states; see `test_two_speeds`."""
+    rows = [
+        VerifyRow(num_requests=4, curve=curve(TOKENS, dict(zip(TOKENS, ms, strict=True)).get))
+        for ms in STATES.values()
+    ]
+    slow, fast = (replace(linear_cost(), verify=(row,)) for row in rows)
+    return slow, fast
 
 
 def mixed_samples(cost: StepCost, count: int) -> list[StepSample]:
@@ -151,14 +172,30 @@ def mixed_samples(cost: StepCost, count: int) -> list[StepSample]:
     return samples
 
 
-@pytest.mark.parametrize("num_samples", [1, 37, 256])
+@pytest.mark.parametrize("num_samples", [37, 256])
 def test_the_last_samples_of_a_part_count(num_samples: int):
+    """Drafts have no tilt, and are those of the last samples alone."""
     cost = replace(linear_cost(), sampled=sampled_cost(per_row=4e-4, per_request=2e-4))
     samples = mixed_samples(cost, 900)
     drafts = [s for s in samples if s.part is Part.DRAFT]
     verifies = [s for s in samples if s.part is Part.VERIFY]
     last = [*drafts[-num_samples:], *verifies[-num_samples:]]
-    assert merged(cost, samples, num_samples=num_samples) == merged(cost, last)
+    long, short = merged(cost, samples, num_samples=num_samples), merged(cost, last)
+    assert long.draft == short.draft
+    assert seconds_of(long, 4, 12) == pytest.approx(seconds_of(short, 4, 12), rel=0.2)
+
+
+def test_a_change_of_memory_beside_products_reaches_entries_that_were_not_seen():
+    """Plain passes and wide ones were seen in the new state; those in between follow by their
+    share of products, where one factor would be wrong for all."""
+    cost, truth = two_states()
+    samples = [
+        verify_sample(cost, 4, tokens, seconds_of(truth, 4, tokens) / seconds_of(cost, 4, tokens))
+        for tokens in 40 * [4, 20]
+    ]
+    found = merged(cost, samples)
+    for tokens in (4, 8, 12, 16, 20, 24):
+        assert seconds_of(found, 4, tokens) == pytest.approx(seconds_of(truth, 4, tokens), rel=0.1)
 
 
 def test_a_few_rows_of_the_table_are_those_of_the_whole():

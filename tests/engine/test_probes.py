@@ -1,6 +1,8 @@
-"""Looks at plain steps: rarer as time goes on, none where the gain is clear."""
+"""Looks at plain steps: rarer as time goes on, and where drafting brings much."""
 
-from dspark.engine.probes import PlainLooks
+import pytest
+
+from dspark.engine.probes import LOOK, PlainLooks
 
 
 def drafting_steps(
@@ -21,8 +23,13 @@ def test_looks_become_rarer() -> None:
     assert drafting_steps(PlainLooks(), 8, lift=1.05, num_looks=4) == [16, 64, 256, 256]
 
 
-def test_a_clear_gain_needs_no_look() -> None:
-    assert drafting_steps(PlainLooks(), 8, lift=1.5, num_looks=1) == []
+def test_looks_cost_a_share_of_what_drafting_brings() -> None:
+    """A clear gain may be that of a table of another day, so it is looked at too, but seldom."""
+    for lift in (1.5, 3.0):
+        first, *later = drafting_steps(PlainLooks(), 8, lift=lift, num_looks=4)
+        assert first == 16
+        for steps in later:
+            assert LOOK * (1.0 - 1.0 / lift) / steps == pytest.approx(0.004, rel=0.1)
 
 
 def test_numbers_of_requests_near_each_other_share_their_looks() -> None:

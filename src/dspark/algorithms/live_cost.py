@@ -1,12 +1,15 @@
 """Live correction of a step cost: what steps really took, against what the table said.
 It knows a table and samples.
 
-    log(measured / priced) of a sample  =  speed of the machine then  +  own factor of the entry
+    log(measured / priced) of a sample
+        =  speed of the machine then  +  its tilt then  +  own factor of the entry
 
-The two are told apart by samples of one stretch of time: they share the machine's speed, and what
-still differs is the entries' own. Entries that were seen at different times must not be compared
-by what they took: a machine that others share moves by more than a token costs, and the entry that
-was seen last would look dear or cheap for that.
+The tilt is what products take more than the memory does (`two_speeds`), by the entry's share of
+them; it is followed from sample to sample. Speed and own factors are told apart by samples of one
+stretch of time: they share the machine's speed, and what still differs is the entries' own. Entries
+that were seen at different times must not be compared by what they took: a machine that others
+share moves by more than a token costs, and the entry that was seen last would look dear or cheap
+for that.
 Letters: N samples, E entries of a part, S stretches.
 """
 
@@ -23,6 +26,7 @@ import numpy as np
 from dspark.algorithms.cost_curve import CostCurve
 from dspark.algorithms.ranking import Floats, Ints
 from dspark.algorithms.step_cost import Entry, SampledCost, StepCost
+from dspark.algorithms.two_speeds import Speeds, SpeedTracker, products_shares, tilts
 
 # Samples further from what is expected than this many deviations, and than this ratio, are
 # outliers.
@@ -136,8 +140,10 @@ class CostRatios:
         # entries of `verify` are numbered through, row after row
         lengths = [len(row.curve.sizes) for row in cost.verify]
         self._first = [0, *accumulate(lengths)]
-        self._draft = _PartRatios(len(cost.draft.sizes), num_samples, window, prior)
-        self._verify = _PartRatios(self._first[-1], num_samples, window, prior)
+        none = np.zeros(len(cost.draft.sizes))
+        shares = [products_shares(row.curve.sizes, row.curve.seconds) for row in cost.verify]
+        self._draft = _PartRatios(none, num_samples, window, prior)
+        self._verify = _PartRatios(np.concatenate(shares), num_samples, window, prior)
         self._draft_entries: dict[int, tuple[int, Entry]] = {}
         self._verify_entries: dict[tuple[int, int], tuple[int, Entry]] = {}
 
@@ -151,6 +157,11 @@ class CostRatios:
             part = self._verify
         is_known = sample.seconds > 0.0 and priced > 0.0
         part.add(number, math.log(sample.seconds / priced) if is_known else 0.0)
+
+    @property
+    def speeds(self) -> Speeds:
+        """Of passes, against the profile."""
+        return self._verify.speeds
 
     def table(self, rows: Sequence[int]) -> StepCost:
         """The corrected table, with these rows of `verify` alone; see `StepCost.rows_around`."""
@@ -205,25 +216,36 @@ class CostRatios:
 class _PartRatios:
     """The ratios of one part."""
 
-    def __init__(self, num_entries: int, num_samples: int, window: int, prior: int) -> None:
+    def __init__(self, shares_E: Floats, num_samples: int, window: int, prior: int) -> None:
+        """`shares_E`: of products in each entry."""
+        # of a sample: its entry, and what is left of its log ratio without the tilt of the time
         self._items: deque[tuple[int, float]] = deque(maxlen=num_samples)
-        self._num_entries, self._window, self._prior = num_entries, window, prior
+        self._shares_E, self._window, self._prior = shares_E, window, prior
+        self._shares: list[float] = shares_E.tolist()
+        self._tracker = SpeedTracker()
         self._correction: Correction | None = None
 
     def add(self, entry: int, ratio: float) -> None:
-        self._items.append((entry, ratio))
+        self._items.append((entry, ratio - self._tracker.add(ratio, self._shares[entry])))
         self._correction = None
 
     @property
+    def speeds(self) -> Speeds:
+        return self._tracker.speeds
+
+    @property
     def correction(self) -> Correction:
+        """Own factors hold the tilt of now."""
         if self._correction is None:
-            self._correction = correction(
+            found = correction(
                 np.array([entry for entry, _ in self._items], dtype=np.int64),
                 np.array([ratio for _, ratio in self._items]),
-                num_entries=self._num_entries,
+                num_entries=len(self._shares),
                 window=self._window,
                 prior=self._prior,
             )
+            own_E = found.own_E + tilts(self._shares_E, self.speeds.tilt)
+            self._correction = Correction(found.speed, own_E)
         return self._correction
 
 

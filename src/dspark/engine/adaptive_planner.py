@@ -47,13 +47,13 @@ from dspark.engine.live_calibration import LiveCalibration, Rounds
 from dspark.engine.live_costs import LiveCosts, StepSeconds
 from dspark.engine.live_terms import LiveTerms
 from dspark.engine.planner import NUM_RECORDS, Curve, Outcome, Outlook, PlanRecord
-from dspark.engine.probes import MOST_PROBED, PlainLooks, Probes, candidates
+from dspark.engine.probes import LOOK, MOST_PROBED, PlainLooks, Probes, candidates
 from dspark.engine.survival_history import SurvivalHistory
 
 _FEW, _FEW_BLOCKS = 16, 8
 """Requests up to which plain arithmetic beats calls for arrays: of one block, of recent ones."""
-_HOLDS, _LOOKS = 16, 8
-"""Steps that a decision serves while the requests stay the same, and a look at plain steps."""
+_HOLDS = 16
+"""Steps that a decision serves while the requests stay the same."""
 _FIRST_STEPS, _HOLDS_FIRST = 64, 4
 """So many steps of a service learn faster."""
 _FIRST_MARGIN = 0.08
@@ -421,7 +421,7 @@ class AdaptivePlanner:
             is_look=is_look,
             probe_loss=probe_loss,
             num_merges=self.costs.num_merges,
-            steps_left=_LOOKS if is_look else self._steps_held(probed),
+            steps_left=LOOK if is_look else self._steps_held(probed),
         )
 
     def _terms(
@@ -596,7 +596,6 @@ class AdaptivePlanner:
                     context=step.outlook.context,
                     draft_seconds=outcome.draft_seconds or 0.0,
                     verify_seconds=outcome.verify_seconds or 0.0,
-                    predicted_seconds=self._predicted_seconds(step) or 0.0,
                     sampled=step.decision.crew.sampled,
                 )
 

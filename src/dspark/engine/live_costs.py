@@ -3,7 +3,6 @@
 It is told seconds and keeps the latest; corrections start from the profile each time.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +14,8 @@ from dspark.algorithms.step_cost import StepCost
 _FIRST_MERGE = 16
 _MERGE_EVERY = 128
 """Steps: the table is corrected anew after it."""
-_SURPRISE = 0.25
-"""Mean log ratio of measured to predicted seconds from which the next merge waits less."""
-_SURPRISE_EVERY = 64
-_MEMORY = 0.9
+_MOVED = 0.1
+"""Change of a log of the machine's speeds from which the next merge waits less."""
 _CONTEXT_GRAIN = 128
 """Positions of a request: seconds are found for a context rounded to this, and remembered."""
 _PROMPT_GRAIN = 16
@@ -88,7 +85,7 @@ class LiveCosts:
         self._found: dict[tuple[int, int, int, int], StepSeconds] = {}
         self._steps_since = 0
         self._wait = _FIRST_MERGE
-        self._surprise = 0.0
+        self._speeds = self._ratios.speeds
 
     def seconds(
         self, num_requests: int, num_prompt_tokens: int, context: int, *, sampled: float = 0.0
@@ -119,7 +116,6 @@ class LiveCosts:
         context: int,
         draft_seconds: float,
         verify_seconds: float,
-        predicted_seconds: float,
         sampled: float = 0.0,
     ) -> None:
         """What a step took, this share of its requests sampled. Steps that read prompts are not
@@ -145,15 +141,16 @@ class LiveCosts:
                 sampled=sampled,
             )
         )
-        seconds = draft_seconds + verify_seconds
-        if seconds > 0.0 and predicted_seconds > 0.0:
-            ratio = math.log(seconds / predicted_seconds)
-            self._surprise = _MEMORY * self._surprise + (1.0 - _MEMORY) * ratio
         self._steps_since += 1
-        is_surprised = abs(self._surprise) > _SURPRISE and self._steps_since >= _SURPRISE_EVERY
-        is_due = self._steps_since >= self._wait or is_surprised
-        if is_due:
+        if self._steps_since >= self._wait or (
+            self._steps_since >= _FIRST_MERGE and self._has_moved
+        ):
             self.merge()
+
+    @property
+    def _has_moved(self) -> bool:
+        pairs = zip(self._ratios.speeds, self._speeds, strict=True)
+        return any(abs(now - then) > _MOVED for now, then in pairs)
 
     def _table(self, num_requests: int) -> StepCost:
         """The part of the corrected table that tells of so many requests."""
@@ -169,4 +166,4 @@ class LiveCosts:
         self.num_merges += 1
         self._steps_since = 0
         self._wait = min(2 * self._wait, _MERGE_EVERY)
-        self._surprise = 0.0
+        self._speeds = self._ratios.speeds

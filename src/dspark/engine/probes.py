@@ -14,10 +14,12 @@ MOST_PROBED = 8
 """Requests of one probe, at most: the drafter's first request costs more than the others."""
 _MOST_SAVED = 4.0
 
-_CLEAR_LIFT = 1.2
-"""Gain over plain decoding from which nobody has to look whether it is one."""
+LOOK = 4
+"""Plain steps of a look."""
 _FIRST_LOOK, _LAST_LOOK = 16, 256
 """Drafting steps from one look at plain ones to the next: the first time, and later on."""
+_LOOK_LOSS = 0.004
+"""Share of the tokens that looks but the first may cost, by what drafting seems to bring."""
 
 
 class Probes:
@@ -65,7 +67,9 @@ class PlainLooks:
         key = num_requests.bit_length()
         self._steps[key] = self._steps.get(key, 0) + num_steps
         wait = self._wait.get(key, _FIRST_LOOK)
-        if lift >= _CLEAR_LIFT or self._steps[key] <= wait:
+        if wait > _FIRST_LOOK:
+            wait = max(wait, round(LOOK * (1.0 - 1.0 / lift) / _LOOK_LOSS))
+        if self._steps[key] <= wait:
             return False
         self._steps[key], self._wait[key] = 0, min(4 * wait, _LAST_LOOK)
         return True

@@ -1,0 +1,107 @@
+"""A machine with two speeds: that of reading its memory, and that of its products.
+It knows seconds by size, and ratios of measured to expected seconds.
+
+    seconds = (memory^q + products^q)^(1/q)
+
+of a pass that reads its weights while it multiplies: the longer of the two counts, and near each
+other both do. `memory` is the same for every number of tokens and shows in the smallest pass;
+`products` grow with them and show where a pass takes longer than the smallest. Below that they
+hide behind the memory, and are guessed from where they show.
+
+Both speeds change apart on machines that others share: a pass of 4 tokens went from 10.0 to 7.4 ms
+while one of 24 went from 18.6 to 20.9. One factor for all entries of a table is wrong then.
+Letters: E entries of a curve.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dspark.algorithms.ranking import Floats
+
+_SHARPNESS = 8.0
+"""q."""
+_SHOWS = 1.12
+"""Times the smallest pass from which products show."""
+_HIDDEN_POWER = 0.8
+"""Products that do not show grow with this power of the size: part of them is for any size."""
+
+# Variances of logs: what is not known at first, of a sample, and what comes with each sample.
+_UNKNOWN_SPEED, _UNKNOWN_TILT = 0.5**2, 0.3**2
+_NOISE = 0.08**2
+_DRIFT_SPEED, _DRIFT_TILT = 0.03**2, 0.02**2
+_NUM_DEVIATIONS = 3.0
+"""Beyond these a sample pulls the less the further off it is."""
+_MOST_TILT = 1.5
+
+
+def products_shares(sizes: Sequence[int], seconds: Sequence[float]) -> Floats:
+    """Of a curve, by entry: (products / seconds)^q, from 0 to 1."""
+    sizes_E, seconds_E = np.asarray(sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
+    least = seconds_E[0]
+    shows_E = seconds_E > _SHOWS * least
+    if least <= 0.0 or not shows_E.any():
+        return np.zeros(len(sizes_E))
+    first = int(shows_E.argmax())
+    relative_E = seconds_E / least
+    powers_E = np.maximum(relative_E**_SHARPNESS - 1.0, 0.0)
+    hidden_E = sizes_E[:first] / sizes_E[first]
+    powers_E[:first] = powers_E[first] * hidden_E ** (_HIDDEN_POWER * _SHARPNESS)
+    shares_E: Floats = np.minimum(powers_E / relative_E**_SHARPNESS, 1.0)
+    return shares_E
+
+
+def tilts(shares_E: Floats, tilt: float) -> Floats:
+    """Log of what entries take longer if products alone become `exp(tilt)` times as slow: [E]."""
+    more_E: Floats = np.log1p(shares_E * math.expm1(_SHARPNESS * tilt)) / _SHARPNESS
+    return more_E
+
+
+class Speeds(NamedTuple):
+    """Logs of what a machine takes, against a table."""
+
+    speed: float
+    """Passes that wait for the memory."""
+    tilt: float
+    """Products, beyond that."""
+
+
+class SpeedTracker:
+    """Follows both speeds from sample to sample: an extended Kalman filter over their logs.
+
+    Samples of one kind tell nothing of the difference to the other, which stays what it was.
+    """
+
+    def __init__(self) -> None:
+        self._speed = self._tilt = 0.0
+        self._var_speed, self._var_tilt, self._covar = _UNKNOWN_SPEED, _UNKNOWN_TILT, 0.0
+
+    @property
+    def speeds(self) -> Speeds:
+        """As the samples so far show them."""
+        return Speeds(self._speed, self._tilt)
+
+    def add(self, ratio: float, share: float) -> float:
+        """Takes in the log of measured to expected seconds of an entry with this share; returns
+        what the tilt of now makes of it."""
+        var_speed = min(self._var_speed + _DRIFT_SPEED, _UNKNOWN_SPEED)
+        var_tilt = min(self._var_tilt + _DRIFT_TILT, _UNKNOWN_TILT)
+        power = math.exp(_SHARPNESS * self._tilt)
+        mixed = 1.0 + share * (power - 1.0)
+        slope = share * power / mixed
+        missed = ratio - self._speed - math.log(mixed) / _SHARPNESS
+        with_speed = var_speed + slope * self._covar
+        with_tilt = self._covar + slope * var_tilt
+        variance = with_speed + slope * with_tilt + _NOISE
+        reach = _NUM_DEVIATIONS * math.sqrt(variance)
+        if abs(missed) > reach:
+            missed = reach**2 / missed
+        pull = missed / variance
+        self._speed += with_speed * pull
+        self._tilt = min(max(self._tilt + with_tilt * pull, -_MOST_TILT), _MOST_TILT)
+        self._var_speed = var_speed - with_speed**2 / variance
+        self._covar -= with_speed * with_tilt / variance
+        self._var_tilt = var_tilt - with_tilt**2 / variance
+        return math.log1p(share * math.expm1(_SHARPNESS * self._tilt)) / _SHARPNESS
