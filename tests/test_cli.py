@@ -288,6 +288,16 @@ def test_bench_load_refuses_what_cannot_be_measured(
     assert message in found.err
 
 
+def test_simulate_needs_a_load(run: Run, tmp_path: Path) -> None:
+    """An empty table would look like an answer."""
+    record = tmp_path / "rounds.jsonl"
+    answer = {"prompt": "a", "temperature": 1.0, "rounds": []}
+    record.write_text(json.dumps(answer) + "\n")
+    found = run("simulate", record, "--cost", record, "--concurrency", "")
+    assert found.code == 1
+    assert "There is no load; give --concurrency, --rates or --trace." in found.err
+
+
 def test_simulate_names_a_file_that_holds_no_rounds(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n')

@@ -161,6 +161,8 @@ def test_a_missing_drafter_is_one_clear_sentence(model_dir: Path) -> None:
     [
         ({"dtype": "fp8"}, "dtype is 'fp8'"),
         ({"device": "abacus"}, "device is 'abacus'"),
+        ({"device": "mps"}, "device is 'mps', but it must be cpu, cuda or auto"),
+        ({"device": "cuda:99"}, "device is 'cuda:99', but this machine shows"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8', but it must be auto, bf16 or int8"),
         ({"kv_cache_dtype": "bf16", "dtype": "fp32"}, "but the arithmetic is fp32"),
     ],

@@ -100,6 +100,8 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises `ModelError` where there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} does not exist; give the path of a file of JSON.") from error
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read as JSON ({error}); make it again.") from error
     if not isinstance(found, dict):

@@ -23,6 +23,7 @@ from dspark.data.prompts import read_prompts, with_system
 from dspark.engine.cycle import CycleConfig
 from dspark.errors import InputError, ModelError
 from dspark.llm import LLM, resolve_device, shipped_drafter
+from dspark.machine import num_processors
 from dspark.models.attention import resolve_kv_dtype
 from dspark.models.checkpoint import read_provenance
 from dspark.models.drafter import Drafter
@@ -32,11 +33,17 @@ from dspark.models.target import Target
 
 
 def set_threads(num_threads: int | None) -> None:
-    """Threads of every matrix product from now on; `None` leaves PyTorch's choice."""
+    """Threads of every matrix product from now on; `None` leaves PyTorch's choice.
+
+    More than processors would wait for one another at every layer: tokens take minutes.
+    """
     if num_threads is None:
         return
-    if num_threads < 1:
-        raise InputError(f"threads is {num_threads}, but it must be at least 1.")
+    if not 1 <= num_threads <= num_processors():
+        raise InputError(
+            f"threads is {num_threads}, but it must lie in 1..{num_processors()}, the processors "
+            "that this process may use."
+        )
     torch.set_num_threads(num_threads)
 
 

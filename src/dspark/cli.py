@@ -81,6 +81,11 @@ def main() -> None:
         sys.exit(1)
     except BrokenPipeError:  # the reader of a pipe has left
         sys.exit(1)
+    except OSError as error:
+        if error.filename is None:  # no file of the user's
+            raise
+        print(f"dspark: {error.filename} cannot be used: {error.strerror}.", file=sys.stderr)
+        sys.exit(1)
 
 
 def _note(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -118,7 +118,12 @@ class SamplingParams:
     """`None`: shared noise with a seed, otherwise maximal."""
 
     def __post_init__(self) -> None:
-        _require(0.0 <= self.temperature < math.inf, "temperature", self.temperature, "be >= 0")
+        _require(
+            0.0 <= self.temperature < math.inf,
+            "temperature",
+            self.temperature,
+            "be a finite number of at least 0",
+        )
         _require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "be at least 1")
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "lie in (0, 1]")
         _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "lie in [0, 1]")
@@ -137,6 +142,12 @@ class SamplingParams:
             _require(len(words) > 0, "bad_words", words, "hold no empty sequence")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "be at least 0")
         _require(self.max_tokens >= 0, "max_tokens", self.max_tokens, "be at least 0")
+        _require(
+            self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            self.min_tokens,
+            f"not be above max_tokens, which is {self.max_tokens}",
+        )
         for text in self.stop:
             _require(text != "", "stop", text, "hold no empty string")
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "lie in [0, 2^63)")

@@ -32,6 +32,11 @@ class Amount:
     answer_tokens: float
     """Mean of an answer."""
 
+    def __post_init__(self) -> None:
+        for name in ("num_answers", "prompt_tokens", "answer_tokens"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} is {getattr(self, name)}, but it must be above 0.")
+
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> "Amount":
         """Of answers that are there. Raises `InputError` if there is none."""

@@ -486,7 +486,17 @@ def resolve_device(device: str) -> torch.device:
     try:
         resolved = torch.device(device)
     except RuntimeError as error:
-        raise InputError(f"device is {device!r}, but it must be cpu, cuda or auto.") from error
-    if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("device is 'cuda', but this machine shows no CUDA device; use cpu.")
+        raise _unknown_device(device) from error
+    if resolved.type not in ("cpu", "cuda"):
+        raise _unknown_device(device)
+    num_devices = torch.cuda.device_count()
+    if resolved.type == "cuda" and (resolved.index or 0) >= num_devices:
+        raise InputError(
+            f"device is {device!r}, but this machine shows {num_devices} CUDA devices; use cpu"
+            + (f" or cuda:0..{num_devices - 1}." if num_devices else ".")
+        )
     return resolved
+
+
+def _unknown_device(name: str) -> InputError:
+    return InputError(f"device is {name!r}, but it must be cpu, cuda or auto.")

@@ -1,5 +1,6 @@
 """What this machine is, and which versions of packages it has. It measures nothing."""
 
+import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,6 +24,11 @@ def processor() -> str:
     names = info.read_text().splitlines() if info.exists() else []
     models = [line.split(":", 1)[1].strip() for line in names if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
+
+
+def num_processors() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory(device: torch.device) -> int | None:

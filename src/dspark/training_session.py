@@ -4,7 +4,7 @@ It joins target, data, drafter and trainer; the maths of none of them is here.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ from dspark.training.state_start import start_from_states
 from dspark.training.trainer import StepReport, TrainConfig, Trainer, TrainSummary
 from dspark.training.validation import Validation
 
+_ONLY_FOR = {"cache_gb": "cache", "cache_dtype": "cache", "target_workers": "remote"}
+"""Which source of states a setting belongs to."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesConfig:
@@ -58,6 +61,13 @@ class StatesConfig:
             )
         if self.cache_gb is not None and not self.cache_gb > 0:
             raise InputError(f"cache_gb is {self.cache_gb!r}, but it must be above 0.")
+        for each in fields(self):
+            home, value = _ONLY_FOR.get(each.name, self.states), getattr(self, each.name)
+            if home != self.states and value != each.default:
+                raise InputError(
+                    f"{each.name} is {value!r}, which means nothing where states are "
+                    f"{self.states}; add --states {home}, or leave it out."
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -249,6 +249,8 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, name):
         load_drafter(tmp_path / "d", target)
     with pytest.raises(ModelError, match=r"config\.json does not exist"):
         load_drafter(tmp_path / "nowhere", target)
+    with pytest.raises(ModelError, match="does not exist; give the directory of a drafter"):
+        load_drafter(__file__, target)
 
 
 def test_a_wrong_shape_names_key_found_and_expected(tmp_path):

@@ -221,6 +221,7 @@ def test_a_head_that_is_not_understood_is_refused() -> None:
         ("/nowhere/model", "does not exist"),
         ("/nowhere/model.gguf", "does not exist"),
         ("./nothing-here", "does not exist"),
+        (__file__, "is a file, but not a .gguf; give a directory"),
     ],
 )
 def test_a_missing_target_is_one_clear_sentence(source: str, message: str) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
+from dspark.errors import InputError
+from dspark.serving.app import AppConfig
 from dspark.serving.refusals import named_field
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
@@ -30,6 +32,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 100000}, "max_tokens"),
     ({"max_completion_tokens": 3}, None),  # beside max_tokens 2
     ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 3}, "min_tokens"),  # above max_tokens
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
     ({"seed": -1}, "seed"),
@@ -77,8 +80,10 @@ def test_a_field_that_is_not_served_is_named(
     [
         ({"prompt": []}, "prompt"),
         ({"prompt": [[1, 2], "x"]}, "prompt[1]"),
-        ({"prompt": [1, 304]}, None),
-        ({"prompt": ""}, None),
+        ({"prompt": [1, 304]}, "prompt"),
+        ({"prompt": [-1, 3]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "a" * 3000}, "prompt"),
         ({"best_of": 2}, "best_of"),
         ({"echo": True}, "echo"),
         ({"suffix": "end"}, "suffix"),
@@ -91,6 +96,29 @@ def test_completions_too(client: httpx.Client, changes: dict[str, Any], param: s
     reply = client.post("/v1/completions", json={**TEXT, **changes})
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"] == param, reply.text
+
+
+def test_a_list_of_the_wrong_length_is_one_sentence(client: httpx.Client) -> None:
+    for changes, words in (
+        ({"messages": []}, "messages holds 0, but must hold at least 1."),
+        ({"stop": ["x"] * 17}, "stop holds 17, but must hold at most 16."),
+    ):
+        reply = client.post("/v1/chat/completions", json={**CHAT, **changes})
+        assert reply.status_code == 400
+        assert words in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"served_name": ""}, "served_name is empty"),
+        ({"api_key": ""}, "api_key must be a word"),
+        ({"cors_origins": ("example.org",)}, "cors_origin is 'example.org', but it must be an"),
+    ],
+)
+def test_a_server_that_nobody_could_use_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        AppConfig(**options)
 
 
 def test_numbers_that_json_does_not_know_are_refused(client: httpx.Client) -> None:

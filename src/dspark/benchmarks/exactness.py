@@ -51,6 +51,9 @@ class ExactnessConfig:
         for name in ("max_new_tokens", "reference_batch"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
+        for name in ("temperatures", "batches"):
+            if not getattr(self, name):
+                raise InputError(f"{name} is empty, which would prove nothing; name one at least.")
         for batch in self.batches:
             if batch != MIXED and not (batch.isdecimal() and int(batch) > 0):
                 raise InputError(

@@ -47,6 +47,10 @@ class ResultsFile:
         if len(whole) < len(raw):
             os.truncate(self.path, len(whole))
         rows = [self._row(number, line) for number, line in enumerate(whole.splitlines())]
+        if len(rows) == 1 and isinstance(rows[0].get("settings"), dict):  # no result to go on from
+            self.path.write_bytes(b"")
+            self.add({"settings": dict(settings)})
+            return []
         self._check_settings(rows[0].get("settings"), settings)
         return rows[1:]
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dspark.commands.checks import at_least_one
 from dspark.options import option
 
 TARGET_HELP = (
@@ -150,4 +151,6 @@ ClientPrompts = Annotated[
         show_default="15 built in",
     ),
 ]
-ClientLimit = Annotated[int | None, typer.Option(help="Prompts, at most.", show_default="all")]
+ClientLimit = Annotated[
+    int | None, typer.Option(help="Prompts, at most.", show_default="all", callback=at_least_one)
+]

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from dspark.commands.arguments import ApiKeyFile, Json, Model, Url
+from dspark.commands.checks import at_least_one
 from dspark.commands.shared import key_of, print_report
 from dspark.errors import DSparkError
 from dspark.options import given, option
@@ -35,7 +36,7 @@ def audit(
         Path | None,
         typer.Option(help="Prompts in any form that evaluate reads.", show_default="12 built in"),
     ] = None,
-    limit: Annotated[int, typer.Option(help="Prompts, at most.")] = 12,
+    limit: Annotated[int, typer.Option(help="Prompts, at most.", callback=at_least_one)] = 12,
     temperature: Annotated[float | None, option(_AUDIT, "temperature")] = None,
     samples: Annotated[int | None, option(_AUDIT, "samples")] = None,
     tokens: Annotated[int | None, option(_AUDIT, "tokens")] = None,

@@ -16,6 +16,7 @@ from dspark.commands.arguments import (
     Rates,
     Url,
 )
+from dspark.commands.checks import file_to_write
 from dspark.commands.shared import (
     key_of,
     numbers_in,
@@ -49,10 +50,16 @@ def serve(
     timeout_seconds: Annotated[float | None, option(_SERVE, "timeout_seconds")] = None,
     results: Annotated[
         Path | None,
-        typer.Option(help="File that takes each point as it ends; the same file goes on."),
+        typer.Option(
+            help="File that takes each point as it ends; the same file goes on.",
+            callback=file_to_write,
+        ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="PNG picture: throughput against the speed of one user.")
+        Path | None,
+        typer.Option(
+            help="PNG picture: throughput against the speed of one user.", callback=file_to_write
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None,

@@ -19,6 +19,7 @@ from dspark.commands.arguments import (
     Thinking,
     Threads,
 )
+from dspark.commands.checks import at_least_one, file_to_write, folder_to_write
 from dspark.commands.shared import (
     Bars,
     coupling_of,
@@ -61,7 +62,10 @@ def evaluate(
     seed: Annotated[int | None, option(_EVALUATION, "seed")] = None,
     coupling: Annotated[str | None, option(_EVALUATION, "coupling")] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Prompts of each task, from its top.", show_default="all")
+        int | None,
+        typer.Option(
+            help="Prompts of each task, from its top.", show_default="all", callback=at_least_one
+        ),
     ] = None,
     tasks: Annotated[
         str | None,
@@ -90,10 +94,14 @@ def evaluate(
         typer.Option(
             help="File that takes each prompt's rounds as it ends; the same file goes on.",
             show_default="in the cache until the command is done",
+            callback=file_to_write,
         ),
     ] = None,
     plots: Annotated[
-        Path | None, typer.Option(help="Directory for PNG pictures after Figures 2 to 6.")
+        Path | None,
+        typer.Option(
+            help="Directory for PNG pictures after Figures 2 to 6.", callback=folder_to_write
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -21,15 +21,18 @@ from dspark.commands.arguments import (
     Target,
     Threads,
 )
+from dspark.commands.checks import at_least_one, file_to_write, folder_to_write
 from dspark.commands.shared import (
     Bars,
     coupling_of,
+    names_in,
     numbers_in,
     print_report,
     progress_bars,
     say_written,
     whole_numbers_in,
 )
+from dspark.errors import InputError
 from dspark.options import given, option
 
 _PLAN = "benchmarks.plan.PlanConfig"
@@ -90,6 +93,8 @@ def simulate(
     from dspark.benchmarks.simulation.simulate import simulate as run
     from dspark.benchmarks.simulation.tables import print_simulation
 
+    if not (names_in(concurrency) or names_in(rates) or trace):
+        raise InputError("There is no load; give --concurrency, --rates or --trace.")
     machine = load_session.read_machine(
         records, cost=cost, calibration=calibration, temperature=temperature
     )
@@ -132,11 +137,17 @@ def calibrate(
     max_new_tokens: Annotated[int | None, option(_CALIBRATION, "max_new_tokens")] = None,
     seed: Annotated[int | None, option(_CALIBRATION, "seed")] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Prompts of each task, from its top.", show_default="all")
+        int | None,
+        typer.Option(
+            help="Prompts of each task, from its top.", show_default="all", callback=at_least_one
+        ),
     ] = None,
-    concurrency: Annotated[int, typer.Option(help="Answers decoded together.")] = 8,
+    concurrency: Annotated[
+        int, typer.Option(help="Answers decoded together.", callback=at_least_one)
+    ] = 8,
     plots: Annotated[
-        Path | None, typer.Option(help="Directory for PNG pictures after Figure 6.")
+        Path | None,
+        typer.Option(help="Directory for PNG pictures after Figure 6.", callback=folder_to_write),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Report, and leave the drafter's directory alone.")
@@ -201,10 +212,16 @@ def profile(
     kv_cache_dtype: KVCacheDtype = None,
     eager: Eager = False,
     threads: Threads = None,
-    requests: Annotated[int, typer.Option(help="Requests of the largest step.")] = 16,
+    requests: Annotated[
+        int, typer.Option(help="Requests of the largest step.", callback=at_least_one)
+    ] = 16,
     out: Annotated[
         Path | None,
-        typer.Option(help="File for the table, besides the cache.", show_default="none"),
+        typer.Option(
+            help="File for the table, besides the cache.",
+            show_default="none",
+            callback=file_to_write,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -281,20 +298,26 @@ def load(
     seed: Annotated[int | None, option(_LOAD, "seed")] = None,
     coupling: Annotated[str | None, option(_LOAD, "coupling")] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Prompts of each domain.", show_default="all")
+        int | None,
+        typer.Option(help="Prompts of each domain.", show_default="all", callback=at_least_one),
     ] = None,
     results: Annotated[
         Path | None,
         typer.Option(
             help="File that takes each measurement as it ends; the same file goes on.",
             show_default="in the cache until all is measured",
+            callback=file_to_write,
         ),
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(help="File that takes rounds for `dspark simulate`.")
+        Path | None,
+        typer.Option(help="File that takes rounds for `dspark simulate`.", callback=file_to_write),
     ] = None,
     plots: Annotated[
-        Path | None, typer.Option(help="Directory for PNG pictures after Figures 7 and 8.")
+        Path | None,
+        typer.Option(
+            help="Directory for PNG pictures after Figures 7 and 8.", callback=folder_to_write
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

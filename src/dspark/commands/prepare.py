@@ -17,7 +17,9 @@ from dspark.commands.arguments import (
     Thinking,
     Threads,
 )
+from dspark.commands.checks import above_zero, at_least_one, file_to_write
 from dspark.commands.shared import Bars, key_of, progress_bars
+from dspark.errors import InputError
 from dspark.options import given, option
 
 _ENDPOINT = "data.endpoints.EndpointConfig"
@@ -31,7 +33,10 @@ def prepare(
             "with turns, OpenAI messages, ShareGPT conversations or a prompt in each row."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Answers file; an existing one is continued.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="Answers file; an existing one is continued.", callback=file_to_write),
+    ],
     target: Target = None,
     dtype: Dtype = None,
     device: Device = None,
@@ -57,11 +62,18 @@ def prepare(
     ] = ["0.7:0.95", "1.0"],  # noqa: B006 (typer copies it)
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer, at most.")] = 200,
     limit: Annotated[
-        int | None, typer.Option(help="Prompts of each file, from its top.", show_default="all")
+        int | None,
+        typer.Option(
+            help="Prompts of each file, from its top.", show_default="all", callback=at_least_one
+        ),
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Ask nothing new after so many minutes.", show_default="no limit"),
+        typer.Option(
+            help="Ask nothing new after so many minutes.",
+            show_default="no limit",
+            callback=above_zero,
+        ),
     ] = None,
     first_turn: Annotated[
         bool, typer.Option("--first-turn", help="Answer the first turn of a conversation only.")
@@ -72,7 +84,9 @@ def prepare(
             "--raw", help="Continue each prompt as it is, without a chat template: base models."
         ),
     ] = False,
-    concurrency: Annotated[int, typer.Option(help="Answers decoded together.")] = 32,
+    concurrency: Annotated[
+        int, typer.Option(help="Answers decoded together.", callback=at_least_one)
+    ] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt; the next has the next.")] = 0,
     endpoint: Annotated[
         list[str] | None,
@@ -111,6 +125,15 @@ def prepare(
     from dspark import preparation_session as session
     from dspark.models.embedded import DEFAULT_TARGET
 
+    servers = {
+        "model": model,
+        "retries": retries,
+        "token_ids": token_ids or None,
+        "api_key_file": api_key_file,
+    }
+    for name, value in servers.items():
+        if value is not None and not endpoint:
+            raise InputError(f"{name} is {value}, but no server is asked; give one by --endpoint.")
     samplings = [session.sampling_of(text) for text in sampling]
     console = Console(stderr=True)
     files = session.read_prompt_files(

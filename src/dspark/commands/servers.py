@@ -10,6 +10,7 @@ from rich.console import Console
 
 from dspark.commands.arguments import Json, Target, Threads
 from dspark.commands.bench_serve import counter_of
+from dspark.commands.checks import folder_to_write
 from dspark.commands.shared import names_in, print_report, whole_numbers_in
 from dspark.errors import ServerFault
 from dspark.options import given, option
@@ -51,6 +52,7 @@ def servers(
         Path | None,
         typer.Option(
             help="Folder that takes each point as it ends; the same folder goes on.",
+            callback=folder_to_write,
         ),
     ] = None,
     as_json: Json = False,

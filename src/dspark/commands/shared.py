@@ -1,6 +1,7 @@
 """What commands do alike: read a list, show progress, print a report."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -54,7 +55,7 @@ def whole_numbers_in(name: str, text: str) -> list[int]:
 
 
 def numbers_in(name: str, text: str) -> list[float]:
-    return [_number(name, part, float, "numbers") for part in names_in(text)]
+    return [_number(name, part, _finite, "finite numbers") for part in names_in(text)]
 
 
 def _number(name: str, text: str, form: Callable[[str], _N], words: str) -> _N:
@@ -62,6 +63,13 @@ def _number(name: str, text: str, form: Callable[[str], _N], words: str) -> _N:
         return form(text)
     except ValueError as error:
         raise InputError(f"{name} holds {text!r}, but it must hold {words}.") from error
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def names_in(text: str) -> list[str]:

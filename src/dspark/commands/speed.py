@@ -20,6 +20,7 @@ from dspark.commands.arguments import (
     Target,
     Threads,
 )
+from dspark.commands.checks import at_least_one
 from dspark.commands.shared import (
     Bars,
     names_in,
@@ -46,7 +47,10 @@ def exact(
     eager: Eager = False,
     threads: Threads = None,
     limit: Annotated[
-        int | None, typer.Option(help="Prompts of each file, from its top.", show_default="all")
+        int | None,
+        typer.Option(
+            help="Prompts of each file, from its top.", show_default="all", callback=at_least_one
+        ),
     ] = None,
     temperatures: Annotated[
         str, typer.Option(help="Separated by commas; above 0 each prompt has a seed.")
@@ -112,7 +116,10 @@ def perplexity(
     eager: Eager = False,
     threads: Threads = None,
     limit: Annotated[
-        int | None, typer.Option(help="Answers of each file, from its top.", show_default="all")
+        int | None,
+        typer.Option(
+            help="Answers of each file, from its top.", show_default="all", callback=at_least_one
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

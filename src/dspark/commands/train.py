@@ -14,9 +14,11 @@ from dspark.commands.arguments import (
     Target,
     Threads,
 )
+from dspark.commands.checks import folder_to_write
 from dspark.commands.shared import (
     print_json,
 )
+from dspark.errors import InputError
 from dspark.options import given, option
 
 _STATES = "training_session.StatesConfig"
@@ -34,7 +36,8 @@ def train(
         list[Path] | None, typer.Argument(help="Answers files of `dspark prepare`.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory of the drafter; it appears whole.")
+        Path | None,
+        typer.Option(help="Directory of the drafter; it appears whole.", callback=folder_to_write),
     ] = None,
     target: Target = None,
     dtype: Dtype = None,
@@ -47,6 +50,7 @@ def train(
         typer.Option(
             help="Directory of hidden states and checkpoints; the same command goes on from it.",
             show_default="OUT-work",
+            callback=folder_to_write,
         ),
     ] = None,
     steps: Annotated[
@@ -68,7 +72,10 @@ def train(
         bool, typer.Option("--dry-run", help="Say what it will need, and train nothing.")
     ] = False,
     tensorboard: Annotated[
-        Path | None, typer.Option(help="Directory for the curves, to be read by TensorBoard.")
+        Path | None,
+        typer.Option(
+            help="Directory for the curves, to be read by TensorBoard.", callback=folder_to_write
+        ),
     ] = None,
     states: Annotated[str | None, option(_STATES, "states", rich_help_panel=_STATES_PANEL)] = None,
     cache_gb: Annotated[
@@ -230,6 +237,8 @@ def train(
         tensorboard=tensorboard,
         **given(parallel=parallel),
     )
+    if num_answers is not None and not dry_run:
+        raise InputError(f"num_answers is {num_answers}, but only --dry-run plans with amounts.")
     if dry_run:
         found = command.plan(
             num_answers=num_answers,

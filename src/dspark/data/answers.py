@@ -212,9 +212,11 @@ class AnswerFile:
                 self.turns.setdefault(row.conversation_id, []).append(row)
         for turns in self.turns.values():
             turns.sort(key=lambda answer: answer.turn)
-        if found:
+        if found and self.turns:
             _check_same(self.path, found[-1], settings)
         else:
+            if not self.turns:  # a run that got no answer settles nothing
+                self.path.write_bytes(b"")
             self._write({_HEADER: asdict(settings)})
 
     def add(self, answer: Answer) -> None:
@@ -260,7 +262,10 @@ def _parse(file: Path, raw: bytes) -> Iterator[Answer | AnswerSettings]:
             name for name in sorted(_REQUIRED) if not isinstance(row, dict) or name not in row
         ]
         if missing:
-            raise InputError(f"{file} line {number} lacks {', '.join(missing)}.")
+            raise InputError(
+                f"{file} line {number} lacks {', '.join(missing)}; give an answers file of "
+                "`dspark prepare`."
+            )
         values = {name: row[name] for name in (*_REQUIRED, *_OPTIONAL) if name in row}
         yield Answer(**values, settings=settings)
 

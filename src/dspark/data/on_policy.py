@@ -32,7 +32,7 @@ class OnPolicyBatches:
     def __init__(self, inner: AnswerBatches, *, target: Target, share: float) -> None:
         """`share` of the steps, evenly spread."""
         if not 0.0 < share <= 1.0:
-            raise InputError(f"on_policy is {share!r}, but it must lie in (0, 1].")
+            raise InputError(f"on_policy is {share!r}, but it must lie in [0, 1].")
         self._inner = inner
         self._target = target
         self._share = share

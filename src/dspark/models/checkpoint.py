@@ -259,7 +259,7 @@ def _document(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     try:
         document = json.loads(file.read_text())
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ModelError(f"{file} does not exist; give the directory of a drafter.") from error
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read ({error}); copy the drafter again.") from error

@@ -35,7 +35,11 @@ def resolve_source(source: str | Path) -> str:
         if not (path / "config.json").is_file():
             raise ModelError(f"Directory {path} has no config.json; give a Hugging Face model.")
         return str(path)
-    if path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1 or path.exists():
+    if path.is_file():
+        raise ModelError(
+            f"Target {text} is a file, but not a .gguf; give a directory, GGUF file or hub name."
+        )
+    if path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1:
         raise ModelError(f"Target {text} does not exist; give a directory, GGUF file or hub name.")
     return text
 
@@ -81,4 +85,5 @@ def _config(folder: str, *, trust_remote_code: bool) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"Target {folder} cannot be read: {first_line(error)}.") from error
+        remedy = "" if Path(folder).is_dir() else "; give a directory, or a name that is reachable"
+        raise ModelError(f"Target {folder} cannot be read: {first_line(error)}{remedy}.") from error

@@ -61,6 +61,14 @@ class AppConfig:
     def __post_init__(self) -> None:
         if self.api_key is not None and not (self.api_key and self.api_key.isascii()):
             raise InputError("api_key must be a word of plain ASCII characters.")
+        if self.served_name == "":
+            raise InputError("served_name is empty; give a name, or leave it out.")
+        for origin in self.cors_origins:
+            if origin != "*" and not origin.startswith(("http://", "https://")):
+                raise InputError(
+                    f"cors_origin is {origin!r}, but it must be an origin such as "
+                    "https://example.org, or * for all."
+                )
         for name in ("max_body_bytes", "chat_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

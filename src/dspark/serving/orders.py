@@ -104,6 +104,11 @@ class OrderDesk:
     def completion(self, body: CompletionRequest, *, order_id: str, now_s: float) -> Order:
         """The order of plain prompts. Raises `Refusal` or `InputError`."""
         prompts = [self._llm.prompt_ids(prompt) for prompt in body.prompts]
+        for ids in prompts:
+            if not ids:
+                raise InputError("prompt is empty; give at least one token.")
+            self._known_id("prompt", min(ids))
+            self._known_id("prompt", max(ids))
         return self._order(body, prompts, default=COMPLETION_TOKENS, order_id=order_id, now_s=now_s)
 
     def _order(
@@ -172,10 +177,13 @@ class OrderDesk:
                 min_tokens_per_s=min_tokens_per_s,
             ),
             stop=body.stops,
-            max_tokens=self._most(body.most_tokens, num_prompt, default),
+            max_tokens=self._most(body, num_prompt, default),
         )
 
-    def _most(self, asked: int | None, num_prompt: int, default: int | None) -> int:
+    def _most(
+        self, body: ChatRequest | CompletionRequest, num_prompt: int, default: int | None
+    ) -> int:
+        asked = body.most_tokens
         room = self._llm.target.spec.max_positions - num_prompt
         if room < 1 or (asked or 0) > room:
             wish = "" if asked is None else f" and the answer asks for {asked}"
@@ -183,7 +191,7 @@ class OrderDesk:
                 400,
                 f"This model's context holds {num_prompt + room} tokens, but the prompt has "
                 f"{num_prompt}{wish}; shorten the prompt or lower max_tokens.",
-                param="messages" if room < 1 else "max_tokens",
+                param="max_tokens" if room >= 1 else body.prompt_field,
                 code="context_length_exceeded",
             )
         if asked is not None:

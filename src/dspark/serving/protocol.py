@@ -251,6 +251,11 @@ class ChatRequest(_Common):
         return self
 
     @property
+    def prompt_field(self) -> str:
+        """Where the prompt stands, for messages about it."""
+        return "messages"
+
+    @property
     def most_tokens(self) -> int | None:
         """Tokens of an answer, at most."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -271,6 +276,11 @@ class CompletionRequest(_Common):
         | Annotated[list[list[int]], Field(min_length=1, max_length=MAX_ANSWERS)]
     )
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def prompt_field(self) -> str:
+        """Where the prompt stands, for messages about it."""
+        return "prompt"
 
     @property
     def most_tokens(self) -> int | None:

@@ -126,6 +126,10 @@ def _sentence(field: str, error: Mapping[str, Any]) -> str:
             return str(error["msg"]).removeprefix("Value error, ")
         case "model_attributes_type" | "model_type" if not field:
             return "the body must be a JSON object, sent as application/json"
+        case "too_short" | "too_long" as kind:
+            limit = error["ctx"]["min_length" if kind == "too_short" else "max_length"]
+            some = "at least" if kind == "too_short" else "at most"
+            return f"{field} holds {error['ctx']['actual_length']}, but must hold {some} {limit}"
         case _:
             rule = str(error["msg"]).removeprefix("Input should be ").removeprefix("Input ")
             return f"{field or 'the body'} is {_short(value)}, but it must be {rule}"
