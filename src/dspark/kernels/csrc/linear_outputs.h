@@ -73,12 +73,12 @@ DSPARK_INLINE void write(const Linear& a, const Floats* values, int64_t token, i
 
 // Lines of memory to ask for, so many in each step of a product; those of a stream beside them.
 struct Ahead {
-  const char* next;
-  const char* end;
-  int64_t lines_per_step;
-  bool is_near;
-  WeightStream* stream;
-  int64_t stream_lines_per_step;
+  const char* next = nullptr;
+  const char* end = nullptr;
+  int64_t lines_per_step = 0;
+  bool is_near = false;
+  WeightStream* stream = nullptr;
+  int64_t stream_lines_per_step = 0;
 };
 
 // Asks for what `count` steps ask for.

@@ -8,15 +8,20 @@ namespace DSPARK_ISA {
 
 constexpr int64_t kPrefetchBytes = 3072;
 constexpr int64_t kUnitsAtOnce = 8;  // between two times of asking memory for more
+// Of so many tokens, weights that no stream asks for are read plainly: one panel after the other,
+// so that the processor's own prefetching sees one line of addresses, and nothing is asked for
+// (measured on Zen 4: two panels at once and asking took 9 to 17 % longer for one token).
 
 #if defined(__AVX512F__)
 constexpr int kTileGroups = 2, kTileTokens = 12;  // 24 of 32 registers are sums
 constexpr int kWideGroups = 4, kWideTokens = 6;  // two panels, for few tokens
 constexpr int kSplitTokens = 5;  // where an operand takes two registers
+constexpr int64_t kPlainTokens = 4;
 #else
 constexpr int kTileGroups = 1, kTileTokens = 4;  // 8 of 16 registers are sums
 constexpr int kWideGroups = 1, kWideTokens = 4;
 constexpr int kSplitTokens = 4;
+constexpr int64_t kPlainTokens = 0;
 #endif
 
 DSPARK_INLINE int32_t unit_at(const char* x) {
@@ -129,6 +134,10 @@ struct DotInt8 {
 };
 #endif
 
+DSPARK_INLINE bool is_plain(const Linear& a) {
+  return a.stream == nullptr && a.num_tokens <= kPlainTokens;
+}
+
 // kTokens tokens times kGroups groups of 16 outputs, which lie in panels of `stride` bytes a unit
 // and `panel_bytes` in all.
 template <class Dot, int kTokens, int kGroups>
@@ -240,8 +249,9 @@ void region_product(const Linear& a, const Region& r) {
     for (int64_t i = 0; i < num_tiles; ++i) {  // tiles of equal size, give or take one token
       const int64_t token = i * a.num_tokens / num_tiles;
       const int count = static_cast<int>((i + 1) * a.num_tokens / num_tiles - token);
-      const Ahead ahead = ahead_of(a, visit++, num_visits, a.num_units, r.is_first, r.begin, r.end,
-                                   r.next_end, kPrefetchBytes);
+      const Ahead ahead = is_plain(a) ? Ahead{}
+                                      : ahead_of(a, visit++, num_visits, a.num_units, r.is_first,
+                                                 r.begin, r.end, r.next_end, kPrefetchBytes);
       tile_of<Dot, kMostTokens, kGroups>(count, a, r.begin + group * kUnitBytes,
                                          width * kUnitBytes, r.panel_bytes, token,
                                          (r.first_group + group) * kGroup, ahead);
@@ -254,7 +264,8 @@ void panels(const Linear& a, int64_t panel_begin, int64_t panel_end) {
   const int64_t num_groups = (a.num_outputs + kGroup - 1) / kGroup;
   const int64_t last = panel_end * kPanelGroups < num_groups ? panel_end * kPanelGroups : num_groups;
   const bool are_few = a.num_tokens <= Dot::kFewTokens || Dot::kTokens <= Dot::kFewTokens;
-  const int64_t most = are_few && kWideGroups > kPanelGroups ? kWideGroups : kPanelGroups;
+  const bool is_wide = are_few && kWideGroups > kPanelGroups && !is_plain(a);
+  const int64_t most = is_wide ? kWideGroups : kPanelGroups;
   for (int64_t group = panel_begin * kPanelGroups; group < last;) {
     const int64_t left = last - group;
     Region r = {};
