@@ -84,6 +84,14 @@ def test_outliers_are_dropped():
     assert seconds_of(found, 4, 12) / seconds_of(cost, 4, 12) == pytest.approx(1.2, rel=0.02)
 
 
+def test_steps_of_two_kinds_half_and_half_lie_around_the_speed():
+    """A calm time, then a process that comes and goes: the median is near none of the two."""
+    cost = linear_cost()
+    factors = 256 * [1.0] + 16 * [1.0, 4.0]
+    found = merged(cost, [draft_sample(cost, 2, factor) for factor in factors])
+    assert 1.0 < draft_seconds_of(found, 2) / draft_seconds_of(cost, 2) < 4.0
+
+
 def test_old_samples_are_forgotten():
     cost = linear_cost()
     slow_then_back = [

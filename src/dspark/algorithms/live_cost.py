@@ -98,8 +98,10 @@ def correction(
         reach = max(_NUM_DEVIATIONS * float(np.median(distance_SW)), _LEAST_OUTLIER)
         weights_SW = (reach / np.maximum(distance_SW, reach)) ** look
     own_E[seen] = own
-    near_W = distance_SW[-1] <= reach
-    return Correction(float(left_SW[-1][near_W].mean()), own_E)
+    near_W = left_SW[-1][distance_SW[-1] <= reach]
+    # two kinds of steps, half and half: the median lies between them, near none
+    speed = near_W.mean() if len(near_W) else speed_S[-1]
+    return Correction(float(speed), own_E)
 
 
 def _own_factors(

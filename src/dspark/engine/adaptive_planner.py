@@ -47,7 +47,7 @@ from dspark.engine.live_calibration import LiveCalibration, Rounds
 from dspark.engine.live_costs import LiveCosts, StepSeconds
 from dspark.engine.live_terms import LiveTerms
 from dspark.engine.planner import NUM_RECORDS, Curve, Outcome, Outlook, PlanRecord
-from dspark.engine.probes import LOOK, MOST_PROBED, PlainLooks, Probes, candidates
+from dspark.engine.probes import LOOK, MOST_PROBED, PROBE, PlainLooks, Probes, candidates
 from dspark.engine.survival_history import SurvivalHistory
 
 _FEW, _FEW_BLOCKS = 16, 8
@@ -144,6 +144,7 @@ class AdaptivePlanner:
         self._looks = PlainLooks()
         self._members: dict[int, Member] = {}
         self._did_draft: set[int] = set()
+        self._drafted_last = False
         self._pending: list[tuple[_Step, Outcome]] = []
         self._budget: int | None = None
         self._num_steps = 0
@@ -421,7 +422,9 @@ class AdaptivePlanner:
             is_look=is_look,
             probe_loss=probe_loss,
             num_merges=self.costs.num_merges,
-            steps_left=LOOK if is_look else self._steps_held(probed),
+            steps_left=LOOK
+            if is_look
+            else self._steps_held(probed, is_alone=len(probed) == len(drafting)),
         )
 
     def _terms(
@@ -448,9 +451,9 @@ class AdaptivePlanner:
             len(crew.slots), num_prompt_tokens, outlook.context, sampled=crew.sampled
         )
 
-    def _steps_held(self, probed: Sequence[int]) -> int:
+    def _steps_held(self, probed: Sequence[int], *, is_alone: bool = False) -> int:
         if probed:
-            return 1
+            return PROBE if is_alone else 1
         if self._num_steps < _FIRST_STEPS:
             return _HOLDS_FIRST
         return _HOLDS
@@ -570,6 +573,8 @@ class AdaptivePlanner:
         while picked:
             more = drafts_N[now + len(picked)] - drafts_N[now]
             loss = worth.second * more - sum(foresight.gains_R[r] for r in picked)
+            if not drafting:
+                loss *= PROBE
             if self._probes.affords(loss):
                 return picked, None
             # a first request costs most of the drafter's part: then all at once, or none
@@ -588,7 +593,10 @@ class AdaptivePlanner:
             self._probes.earn(len(outcome.accepted) + sum(outcome.accepted))
             if step.logits_RK is not None:
                 self._learn(step, outcome)
-            if outcome.seconds is not None and outcome.num_prompt_tokens == 0:
+            # a step behind one of the other kind finds its weights out of the caches
+            is_warm = bool(step.drafting) == self._drafted_last
+            self._drafted_last = bool(step.drafting)
+            if is_warm and outcome.seconds is not None and outcome.num_prompt_tokens == 0:
                 self.costs.observe(
                     num_requests=len(step.outlook.slots),
                     num_drafting=len(step.drafting),

@@ -12,7 +12,7 @@ from dspark.algorithms.ranking import Floats
 from dspark.algorithms.step_cost import StepCost
 
 _FIRST_MERGE = 16
-_MERGE_EVERY = 128
+_MERGE_EVERY = 256
 """Steps: the table is corrected anew after it."""
 _MOVED = 0.1
 """Change of a log of the machine's speeds from which the next merge waits less."""
@@ -143,7 +143,7 @@ class LiveCosts:
         )
         self._steps_since += 1
         if self._steps_since >= self._wait or (
-            self._steps_since >= _FIRST_MERGE and self._has_moved
+            self._steps_since % _FIRST_MERGE == 0 and self._has_moved
         ):
             self.merge()
 

@@ -12,6 +12,9 @@ SPACING = 8
 """Rounds between two probes of a request, at least."""
 MOST_PROBED = 8
 """Requests of one probe, at most: the drafter's first request costs more than the others."""
+PROBE = 2
+"""Steps of a probe where nobody drafts besides: the first finds its weights out of the caches, and
+the second shows what drafting costs."""
 _MOST_SAVED = 4.0
 
 LOOK = 4
