@@ -28,13 +28,21 @@ _SHOWS = 1.12
 _HIDDEN_POWER = 0.8
 """Products that do not show grow with this power of the size: part of them is for any size."""
 
-# Variances of logs: what is not known at first, of a sample, and what comes with each sample.
-_UNKNOWN_SPEED, _UNKNOWN_TILT = 0.5**2, 0.3**2
+# Variances of logs: what is not known at most, and of the tilt at first; of a sample; what comes
+# with each sample, and with each one while all of them are off to the same side.
+_UNKNOWN_SPEED, _UNKNOWN_TILT, _FIRST_TILT = 0.5**2, 0.3**2, 0.1**2
 _NOISE = 0.08**2
-_DRIFT_SPEED, _DRIFT_TILT = 0.03**2, 0.02**2
+_DRIFT_SPEED, _DRIFT_TILT = 0.01**2, 0.005**2
+_JUMP_SPEED, _JUMP_TILT = 0.1**2, 0.2**2
+_JUMPS = 0.1
+"""Mean log by which samples are off, from which the machine is taken to have changed."""
+_LATEST = 0.25
+"""Weight of the latest sample in that mean."""
 _NUM_DEVIATIONS = 3.0
 """Beyond these a sample pulls the less the further off it is."""
 _MOST_TILT = 1.5
+_MOST_MISSED = 0.25
+"""That one sample counts for in the mean: an outlier is no change of the machine."""
 
 
 def products_shares(sizes: Sequence[int], seconds: Sequence[float]) -> Floats:
@@ -76,7 +84,8 @@ class SpeedTracker:
 
     def __init__(self) -> None:
         self._speed = self._tilt = 0.0
-        self._var_speed, self._var_tilt, self._covar = _UNKNOWN_SPEED, _UNKNOWN_TILT, 0.0
+        self._var_speed, self._var_tilt, self._covar = _UNKNOWN_SPEED, _FIRST_TILT, 0.0
+        self._mean_missed = 0.0
 
     @property
     def speeds(self) -> Speeds:
@@ -86,18 +95,22 @@ class SpeedTracker:
     def add(self, ratio: float, share: float) -> float:
         """Takes in the log of measured to expected seconds of an entry with this share; returns
         what the tilt of now makes of it."""
-        var_speed = min(self._var_speed + _DRIFT_SPEED, _UNKNOWN_SPEED)
-        var_tilt = min(self._var_tilt + _DRIFT_TILT, _UNKNOWN_TILT)
+        var_speed, var_tilt = self._var_speed + _DRIFT_SPEED, self._var_tilt + _DRIFT_TILT
+        if abs(self._mean_missed) > _JUMPS:
+            var_speed, var_tilt = var_speed + _JUMP_SPEED, var_tilt + _JUMP_TILT
+        var_speed, var_tilt = min(var_speed, _UNKNOWN_SPEED), min(var_tilt, _UNKNOWN_TILT)
         power = math.exp(_SHARPNESS * self._tilt)
         mixed = 1.0 + share * (power - 1.0)
         slope = share * power / mixed
         missed = ratio - self._speed - math.log(mixed) / _SHARPNESS
+        bounded = min(max(missed, -_MOST_MISSED), _MOST_MISSED)
+        self._mean_missed += _LATEST * (bounded - self._mean_missed)
         with_speed = var_speed + slope * self._covar
         with_tilt = self._covar + slope * var_tilt
         variance = with_speed + slope * with_tilt + _NOISE
         reach = _NUM_DEVIATIONS * math.sqrt(variance)
         if abs(missed) > reach:
-            missed = reach**2 / missed
+            missed *= (reach / abs(missed)) ** 3
         pull = missed / variance
         self._speed += with_speed * pull
         self._tilt = min(max(self._tilt + with_tilt * pull, -_MOST_TILT), _MOST_TILT)
