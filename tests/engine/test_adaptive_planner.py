@@ -313,10 +313,10 @@ def test_what_a_probed_drafter_has_to_make_up_for_is_charged_and_no_price_of_a_b
     def probes(catch_up: float) -> tuple[int, float]:
         planner = planner_of(BUSY)
         service = Service(planner, BUSY, steady(0.1), num_requests=8, catch_up=catch_up)
-        service.rate(1000)
+        service.rate(1500)
         return service.num_drafts, float(planner.costs.seconds(8, 0, 800).draft_N[8])
 
-    (many, usual), (few, dear) = probes(0.0), probes(0.02)
+    (many, usual), (few, dear) = probes(0.0), probes(0.04)
     assert few < 0.7 * many
     assert dear == pytest.approx(usual, rel=1e-6)
 
