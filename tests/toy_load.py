@@ -19,6 +19,7 @@ from dspark.benchmarks.load.deck import Task
 from dspark.benchmarks.load.planners import planner_of
 from dspark.benchmarks.load.results import Answer
 from dspark.core import DraftBlock, Request, RoundResult, SamplingParams, StepResult
+from dspark.engine.adaptive_planner import AdaptivePlanner
 from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest
@@ -196,6 +197,11 @@ class ToyEngines:
         if policy not in self.planners:
             self.planners[policy] = toy_planner(policy, profile(self.seconds))
         return self._engine(self.planners[policy], num_users, is_plain=policy == "none")
+
+    def step_cost(self, *, num_users: int) -> StepCost | None:
+        """As `LocalEngines` gives it."""
+        planner = self.planners.get("auto")
+        return planner.costs.table(num_users) if isinstance(planner, AdaptivePlanner) else None
 
     def answers(self, tasks: Sequence[Task], *, temperature: float) -> Iterator[Answer]:
         """Whole blocks, one prompt after the other."""

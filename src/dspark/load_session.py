@@ -103,6 +103,7 @@ def run_sweep(
     if files.record is not None:
         lines = [json.dumps(asdict(answer.record)) + "\n" for answer in results.answers]
         files.record.write_text("".join(lines), encoding="utf-8")
+    predict, predict_live = _predictions(llm, results, config)
     report = LoadReport(
         target=llm.target.spec.name,
         dtype=dtype_name(llm.target.dtype),
@@ -117,7 +118,8 @@ def run_sweep(
             temperatures=config.temperatures,
             policies=config.policies,
             loads=config.loads,
-            predict=_prediction(llm, results, config),
+            predict=predict,
+            predict_live=predict_live,
         ),
         environment=Environment.here(),
     )
@@ -130,10 +132,13 @@ def _weighs_costs(config: LoadConfig) -> bool:
     return any(isinstance(parse_policy(policy), Adaptive) for policy in config.policies)
 
 
-def _prediction(llm: LLM, results: LoadResults, config: LoadConfig) -> Prediction | None:
-    """`None` where no policy needed step costs: none were measured then."""
+def _predictions(
+    llm: LLM, results: LoadResults, config: LoadConfig
+) -> tuple[Prediction | None, Prediction | None]:
+    """From the profile, and from what was found of it while the loads ran; `None` where no policy
+    needed step costs: none were measured then."""
     if not _weighs_costs(config):
-        return None
+        return None, None
     machines = {
         temperature: Machine(
             cost=llm.step_cost(),
@@ -147,7 +152,8 @@ def _prediction(llm: LLM, results: LoadResults, config: LoadConfig) -> Predictio
         for temperature in config.temperatures
     }
     fewer = replace(config, repeats=min(config.repeats, _PREDICTED_REPEATS))
-    return SweepPrediction(machines=machines, config=fewer, work=results.work)
+    predict = SweepPrediction(machines=machines, config=fewer, work=results.work)
+    return predict, replace(predict, costs=results.costs) if results.costs else None
 
 
 def _settings(

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from dspark.algorithms.fingerprint import Fingerprint
 from dspark.algorithms.prefix_scheduler import Limits, choose_budget
-from dspark.algorithms.step_cost import ContextCost, SampledCost, StepCost, VerifyRow
+from dspark.algorithms.step_cost import (
+    ContextCost,
+    SampledCost,
+    StepCost,
+    VerifyRow,
+    mean_cost,
+)
 from dspark.errors import ModelError
 from tests.algorithms.toy_costs import (
     BLOCK,
@@ -57,6 +63,19 @@ def test_the_drafter_costs_nothing_where_nobody_drafts():
     """UC-142."""
     assert draft_seconds_of(linear_cost(), 0) == 0.0
     assert draft_seconds_of(linear_cost(), 3) == pytest.approx(3.9e-3)
+
+
+def test_the_mean_of_tables_lies_as_many_times_above_the_one_as_below_the_other():
+    quick = linear_cost()
+    slow = replace(
+        quick,
+        draft=quick.draft.scaled([4.0] * len(quick.draft.sizes)),
+        verify=tuple(replace(row, curve=row.curve.scaled([9.0, 1.0])) for row in quick.verify),
+    )
+    mean = mean_cost([quick, slow])
+    assert draft_seconds_of(mean, 4) == pytest.approx(2.0 * draft_seconds_of(quick, 4))
+    assert seconds_of(mean, 4, 4) == pytest.approx(3.0 * seconds_of(quick, 4, 4))
+    assert seconds_of(mean, 4, 24) == pytest.approx(seconds_of(quick, 4, 24))
 
 
 def test_prices_hold_every_part_of_the_step():

@@ -18,7 +18,7 @@ Letters: B budgets 0, 1, .. of drafted tokens.
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -270,6 +270,27 @@ class StepCost:
             raise ModelError(
                 f"The step costs cannot be read ({error}); run `dspark profile` again."
             ) from error
+
+
+def mean_cost(costs: Sequence[StepCost]) -> StepCost:
+    """The geometric mean of tables of the same sizes, corrections of one profile for instance.
+    What sampled requests cost more, and contexts, are those of the first."""
+    first = costs[0]
+    return replace(
+        first,
+        draft=_mean_curve([cost.draft for cost in costs]),
+        verify=tuple(
+            replace(row, curve=_mean_curve([cost.verify[i].curve for cost in costs]))
+            for i, row in enumerate(first.verify)
+        ),
+    )
+
+
+def _mean_curve(curves: Sequence[CostCurve]) -> CostCurve:
+    first = curves[0]
+    logs_CE = np.log(np.maximum([curve.seconds for curve in curves], 1e-12))
+    seconds_E = np.exp(logs_CE.mean(0))
+    return replace(first, seconds=tuple(seconds_E.tolist()))
 
 
 def _corrected(measured_N: Floats, extra_N: npt.NDArray[np.floating[Any]]) -> Floats:

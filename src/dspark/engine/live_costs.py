@@ -102,7 +102,7 @@ class LiveCosts:
                 self._found.clear()
             held = (2 * grain + 1) * _CONTEXT_GRAIN * num_requests // 2
             found = StepSeconds.of(
-                self._table(num_requests), num_requests, chunk, held, sampled=share / _SHARE_GRAIN
+                self.table(num_requests), num_requests, chunk, held, sampled=share / _SHARE_GRAIN
             )
             self._found[key] = found
         return found
@@ -152,7 +152,7 @@ class LiveCosts:
         pairs = zip(self._ratios.speeds, self._speeds, strict=True)
         return any(abs(now - then) > _MOVED for now, then in pairs)
 
-    def _table(self, num_requests: int) -> StepCost:
+    def table(self, num_requests: int) -> StepCost:
         """The part of the corrected table that tells of so many requests."""
         rows = self.profile.rows_around(num_requests)
         if rows not in self._tables:

@@ -1,5 +1,6 @@
 """The simulator against a real engine whose clock is a formula: profile and rounds alone."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from dspark.benchmarks.load.sweep import Sweep
 from dspark.benchmarks.simulation.prediction import SweepPrediction
 from dspark.benchmarks.simulation.recording import Recording
 from dspark.benchmarks.simulation.simulate import Machine
-from tests.toy_load import FakeClock, ToyEngines, bigram_target, profile, tasks
+from tests.toy_load import FakeClock, ToyEngines, bigram_target, profile, staircase, tasks
 
 CONFIG = LoadConfig(
     policies=("auto", "none", "mtp1", "fixed:4", "threshold:0.5"),
@@ -64,3 +65,29 @@ def test_throughput_is_foretold_within_ten_percent_at_every_point(sweep: Sweep) 
     print(run.auto_over_best, run.geometric_mean)
     assert max(map(abs, errors.values())) < 0.1, errors
     assert run.largest_prediction_error == pytest.approx(max(map(abs, errors.values())))
+
+
+def test_costs_of_the_time_of_a_load_take_the_place_of_a_profile_of_another_day(
+    sweep: Sweep,
+) -> None:
+    """A machine that was three times as slow when it was profiled."""
+    old = profile(lambda *step: 3.0 * staircase(*step))
+    recording = Recording.of(answer.record for answer in sweep.results.answers)
+    predict = SweepPrediction(
+        machines={0.0: Machine(cost=old, recording=recording)},
+        config=CONFIG,
+        work=sweep.results.work,
+    )
+    costs = LoadResults(sweep.results.path, settings={}).costs
+    assert costs == sweep.results.costs
+    assert set(costs) == {(0.0, load) for load in CONFIG.loads}
+    (run,) = runs_of(
+        sweep.results.units,
+        temperatures=CONFIG.temperatures,
+        policies=CONFIG.policies,
+        loads=CONFIG.loads,
+        predict=predict,
+        predict_live=replace(predict, costs=costs),
+    )
+    assert (run.largest_prediction_error or 0.0) > 0.5
+    assert (run.largest_live_prediction_error or 1.0) < 0.1

@@ -52,6 +52,11 @@ def claims(run: LoadRun) -> Iterator[str]:
         yield domains
     if run.largest_prediction_error is not None:
         yield f"the simulator is off by at most {run.largest_prediction_error:.1%}"
+    if run.largest_live_prediction_error is not None:
+        yield (
+            f"with costs as they were while the load ran it is off by at most "
+            f"{run.largest_live_prediction_error:.1%}"
+        )
 
 
 def _speeds(

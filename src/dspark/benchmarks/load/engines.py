@@ -8,12 +8,14 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 
+from dspark.algorithms.step_cost import StepCost
 from dspark.benchmarks.journal import Cell, PromptRecord
 from dspark.benchmarks.load.config import NONE, LoadConfig
 from dspark.benchmarks.load.deck import Task
 from dspark.benchmarks.load.planners import planner_of
 from dspark.benchmarks.load.results import Answer
 from dspark.core import Request, RoundResult, SamplingParams
+from dspark.engine.adaptive_planner import AdaptivePlanner
 from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.engine.planner import Planner
 from dspark.llm import LLM
@@ -47,6 +49,13 @@ class LocalEngines:
             )
         planner = self._planners[policy]
         return self._open(planner, num_users=num_users, is_plain=policy == NONE)
+
+    def step_cost(self, *, num_users: int) -> StepCost | None:
+        """What the first policy that weighs costs has found steps to take, of late."""
+        for planner in self._planners.values():
+            if isinstance(planner, AdaptivePlanner):
+                return planner.costs.table(num_users)
+        return None
 
     def answers(self, tasks: Sequence[Task], *, temperature: float) -> Iterator[Answer]:
         """Each task answered once, every block verified whole, as they end."""

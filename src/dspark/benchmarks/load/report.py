@@ -55,6 +55,8 @@ class LoadPoint:
     """p50 and p99 of an open load."""
     predicted_tokens_per_s: float | None = None
     """What the simulator foretells from the profile and recorded rounds alone."""
+    live_predicted_tokens_per_s: float | None = None
+    """The same from the profile as the steps of `auto` corrected it while the load ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,7 @@ class LoadRun:
     against_mtp1: Gains | None
     against_none: Gains | None
     largest_prediction_error: float | None
+    largest_live_prediction_error: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +134,10 @@ def runs_of(
     policies: Sequence[str],
     loads: Sequence[Load],
     predict: Prediction | None = None,
+    predict_live: Prediction | None = None,
 ) -> list[LoadRun]:
-    """The runs of what was measured, in the order of the three lists."""
+    """The runs of what was measured, in the order of the three lists; see `LoadPoint` for what is
+    foretold."""
     runs = []
     for temperature in temperatures:
         grid = {
@@ -144,7 +149,8 @@ def runs_of(
             for policy in policies
         }
         if any(grid.values()):
-            runs.append(_run(temperature, {p: g for p, g in grid.items() if g}, predict))
+            met = {policy: by_load for policy, by_load in grid.items() if by_load}
+            runs.append(_run(temperature, met, (predict, predict_live)))
     return runs
 
 
@@ -158,12 +164,17 @@ def _repeats(
     }
 
 
-def _run(temperature: float, grid: Grid, predict: Prediction | None) -> LoadRun:
+def _run(
+    temperature: float, grid: Grid, predictions: tuple[Prediction | None, Prediction | None]
+) -> LoadRun:
     points = {
         policy: {
             load: _point(
                 list(repeats.values()),
-                None if predict is None else predict(temperature, policy, load),
+                [
+                    None if predict is None else predict(temperature, policy, load)
+                    for predict in predictions
+                ],
             )
             for load, repeats in by_load.items()
         }
@@ -193,11 +204,14 @@ def _run(temperature: float, grid: Grid, predict: Prediction | None) -> LoadRun:
         auto_over_best_single=_mean_ratio(over_best_single),
         against_mtp1=_gains(closed, MTP1),
         against_none=_gains(closed, NONE),
-        largest_prediction_error=_largest_error(points),
+        largest_prediction_error=_largest_error(points, lambda p: p.predicted_tokens_per_s),
+        largest_live_prediction_error=_largest_error(
+            points, lambda p: p.live_predicted_tokens_per_s
+        ),
     )
 
 
-def _point(repeats: Sequence[Measured], predicted: float | None) -> LoadPoint:
+def _point(repeats: Sequence[Measured], predicted: Sequence[float | None]) -> LoadPoint:
     rates = [m.tokens_per_s for m in repeats]
     domains: dict[str, Counts] = {}
     for measured in repeats:
@@ -228,7 +242,8 @@ def _point(repeats: Sequence[Measured], predicted: float | None) -> LoadPoint:
         }
         if waits_ms
         else None,
-        predicted_tokens_per_s=predicted,
+        predicted_tokens_per_s=predicted[0],
+        live_predicted_tokens_per_s=predicted[1],
     )
 
 
@@ -316,12 +331,14 @@ def _gains(closed: Mapping[str, Mapping[Load, LoadPoint]], other: str) -> Gains 
     return gains(ours, theirs)
 
 
-def _largest_error(points: Mapping[str, Mapping[Load, LoadPoint]]) -> float | None:
+def _largest_error(
+    points: Mapping[str, Mapping[Load, LoadPoint]], foretold: Callable[[LoadPoint], float | None]
+) -> float | None:
     errors = [
-        abs(p.predicted_tokens_per_s / p.tokens_per_s - 1.0)
+        abs(predicted / p.tokens_per_s - 1.0)
         for by_load in points.values()
         for p in by_load.values()
-        if p.predicted_tokens_per_s is not None and p.tokens_per_s > 0
+        if (predicted := foretold(p)) is not None and p.tokens_per_s > 0
     ]
     return max(errors) if errors else None
 

@@ -1,4 +1,5 @@
-"""The results file of a load sweep: asked answers, the work of each load, finished units.
+"""The results file of a load sweep: asked answers, the work of each load, finished units, and what
+steps were found to take beside them.
 
 It runs nothing. A crash loses the unit that was being measured, nothing else.
 """
@@ -8,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dspark.algorithms.step_cost import StepCost
 from dspark.benchmarks.journal import PromptRecord
 from dspark.benchmarks.load.config import Load, LoadKind, Unit
 from dspark.benchmarks.load.tally import Counts, Measured
@@ -33,6 +35,8 @@ class LoadResults:
         self.answers: list[Answer] = []
         self.work: dict[Load, float] = {}
         """Tokens of a unit of a closed load, seconds of a unit of an open one."""
+        self.costs: dict[tuple[float, Load], list[StepCost]] = {}
+        """By temperature and closed load, of each round: the profile as `auto` corrected it."""
         for number, row in enumerate(self._file.rows, start=1):
             try:
                 self._take(row)
@@ -54,6 +58,13 @@ class LoadResults:
         self._file.add({"load": asdict(load), "work": amount})
         self.work[load] = amount
 
+    def add_cost(self, temperature: float, load: Load, cost: StepCost) -> None:
+        """What steps were found to take by the end of a round."""
+        self._file.add(
+            {"temperature": temperature, "load": asdict(load), "step_cost": cost.to_json()}
+        )
+        self.costs.setdefault((temperature, load), []).append(cost)
+
     def _take(self, row: Mapping[str, Any]) -> None:
         if "unit" in row:
             unit = Unit(**{**row["unit"], "load": _load(row["unit"]["load"])})
@@ -63,6 +74,9 @@ class LoadResults:
         elif "answer" in row:
             record = PromptRecord.from_row(row["answer"]["record"])
             self.answers.append(Answer(record=record, token_ids=row["answer"]["token_ids"]))
+        elif "step_cost" in row:
+            key = float(row["temperature"]), _load(row["load"])
+            self.costs.setdefault(key, []).append(StepCost.from_json(row["step_cost"]))
         else:
             self.work[_load(row["load"])] = float(row["work"])
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from dspark.algorithms.step_cost import StepCost
 from dspark.benchmarks.load.config import NONE, OPEN_REQUESTS, Load, LoadConfig, LoadKind, Unit
 from dspark.benchmarks.load.deck import Deck, Task
 from dspark.benchmarks.load.loop import Clock, ClosedLoad, Engine, poisson, run_open
@@ -37,6 +38,10 @@ class Engines(Protocol):
 
     def answers(self, tasks: Sequence[Task], *, temperature: float) -> Iterator[Answer]:
         """Each task answered once, every block verified whole; as they end."""
+
+    def step_cost(self, *, num_users: int) -> StepCost | None:
+        """What a policy that weighs costs has found steps of so many requests to take, of late;
+        `None` where none does."""
 
 
 Measure = Callable[[Unit], Measured]
@@ -85,7 +90,14 @@ class Sweep:
                         self.results.add_unit(unit, measured)
                         if on_unit is not None:
                             on_unit(unit, measured, len(self.results.units))
+                    self._note_cost(temperature, load)
         return not any(self._missing(*sitting) for sitting in sittings)
+
+    def _note_cost(self, temperature: float, load: Load) -> None:
+        if load.kind is LoadKind.CLOSED:
+            cost = self.engines.step_cost(num_users=int(load.level))
+            if cost is not None:
+                self.results.add_cost(temperature, load, cost)
 
     def _missing(self, temperature: float, load: Load) -> list[list[Unit]]:
         """What is left to measure of each round, without rounds that are whole."""
