@@ -20,37 +20,49 @@ DSPARK_INLINE void store_up_to(T* p, Floats x, int64_t count) {
 template <class T>
 DSPARK_INLINE Floats rounded(Floats x) {
   if constexpr (sizeof(T) == sizeof(float)) return x;
-  T values[kLanes];
-  store(values, x);
-  return load(values);
+  else return rounded_bf16(x);
+}
+
+// out[i] = value(i, count) for sixteen values from i on, of which `count` are wanted.
+template <class T, class F>
+DSPARK_INLINE void fill(T* out, int64_t width, const F& value) {
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= width; i += 2 * kLanes)
+    store_two(out + i, value(i, kLanes), value(i + kLanes, kLanes));
+  for (; i < width; i += kLanes) store_up_to(out + i, value(i, width - i), width - i);
 }
 
 // The normalised value is rounded to the storage type before the product, as Llama does.
 template <class T>
 void norm(const T* x, const T* weight, T* out, int64_t width, float eps) {
   Floats squares = zero();
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const Floats v = load_up_to(x + i, width - i);
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) {
+    const Floats v = load(x + i);
+    squares = fma(v, v, squares);
+  }
+  if (i < width) {
+    const Floats v = load_some(x + i, width - i);
     squares = fma(v, v, squares);
   }
   const float mean = sum_lanes(squares) / static_cast<float>(width);
   const Floats factor = splat(1.0f / __builtin_sqrtf(mean + eps));
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const Floats v = rounded<T>(mul(load_up_to(x + i, width - i), factor));
-    store_up_to(out + i, mul(load_up_to(weight + i, width - i), v), width - i);
-  }
+  fill(out, width, [&](int64_t at, int64_t count) __attribute__((always_inline)) {
+    const Floats v = rounded<T>(mul(load_up_to(x + at, count), factor));
+    return mul(load_up_to(weight + at, count), v);
+  });
 }
 
 // silu(gate) * up with silu rounded to the storage type, as two operators would.
 template <class T>
 void gated(const T* gates, const T* up, T* out, int64_t width) {
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const Floats gate = load_up_to(gates + i, width - i);
+  fill(out, width, [&](int64_t at, int64_t count) __attribute__((always_inline)) {
+    const Floats gate = load_up_to(gates + at, count);
     const Floats minus = sub(zero(), gate);
     const Floats bounded = if_ge(minus, splat(88.0f), splat(88.0f), minus);  // e^88 is finite
     const Floats silu = rounded<T>(div(gate, add(splat(1.0f), exp(bounded))));
-    store_up_to(out + i, mul(silu, load_up_to(up + i, width - i)), width - i);
-  }
+    return mul(silu, load_up_to(up + at, count));
+  });
 }
 
 template <class T, class Table>

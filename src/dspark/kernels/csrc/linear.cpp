@@ -8,28 +8,49 @@ namespace dspark {
 namespace DSPARK_ISA {
 namespace {
 
-template <class T>
-void quantize(const T* x, int64_t width, uint8_t* out, int64_t padded, float* scale) {
+// The bits of the largest magnitude, NaN being the largest of all.
+DSPARK_INLINE uint32_t largest_of(const float* x, int64_t width) {
   const int64_t whole = width / kLanes * kLanes;
   Words bits = zero_words();
   for (int64_t i = 0; i < whole; i += kLanes) bits = max_unsigned(bits, magnitude(load(x + i)));
   if (whole < width)
     bits = max_unsigned(bits, magnitude(load_some(x + whole, width - whole)));
-  const uint32_t largest_bits = max_lanes(bits);
+  return max_lanes(bits);
+}
+DSPARK_INLINE uint32_t largest_of(const uint16_t* x, int64_t width) {
+  const int64_t whole = width / (2 * kLanes) * (2 * kLanes);
+  Words shorts = zero_words();
+  for (int64_t i = 0; i < whole; i += 2 * kLanes)
+    shorts = max_unsigned_shorts(shorts, short_magnitudes(x + i));
+  Words bits = larger_shorts(shorts);
+  for (int64_t i = whole; i < width; i += kLanes)
+    bits = max_unsigned(
+        bits, magnitude(width - i >= kLanes ? load(x + i) : load_some(x + i, width - i)));
+  return max_lanes(bits);
+}
+
+template <class T>
+void quantize(const T* x, int64_t width, uint8_t* out, int64_t padded, float* scale) {
+  const uint32_t largest_bits = largest_of(x, width);
   float largest;
   memcpy(&largest, &largest_bits, sizeof largest);
-  const Floats inverse = splat(largest > 0.0f ? 127.0f / largest : 0.0f);
+  const float quotient = 127.0f / largest;  // infinite for zeros and what is next to them
+  const Floats inverse = splat(quotient < __builtin_inff() ? quotient : 0.0f);
   *scale = largest / 127.0f;
+  const auto at = [&](int64_t i) __attribute__((always_inline)) {
+    return mul(load(x + i), inverse);
+  };
   // A value that is not finite may become any byte: the scale is not finite either.
-  for (int64_t i = 0; i < whole; i += kLanes)
-    store_shifted_bytes(out + i, round_even(mul(load(x + i), inverse)));
-  if (whole < width) {
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= width; i += 4 * kLanes)
+    store_shifted_bytes(out + i, at(i), at(i + kLanes), at(i + 2 * kLanes), at(i + 3 * kLanes));
+  for (; i + kLanes <= width; i += kLanes) store_shifted_bytes(out + i, at(i));
+  if (i < width) {
     uint8_t bytes[kLanes];
-    const Floats rest = load_some(x + whole, width - whole);
-    store_shifted_bytes(bytes, round_even(mul(rest, inverse)));
-    memcpy(out + whole, bytes, static_cast<size_t>(width - whole));
+    store_shifted_bytes(bytes, mul(load_some(x + i, width - i), inverse));
+    memcpy(out + i, bytes, static_cast<size_t>(width - i));
   }
-  for (int64_t i = width; i < padded; ++i) out[i] = 128;
+  for (i = width; i < padded; ++i) out[i] = 128;
 }
 
 }  // namespace

@@ -138,8 +138,12 @@ void scores_of(const Scores& a, int64_t width, float* out) {
 
 template <class T>
 void add_into(const T* from, T* to, int64_t width) {
+  const auto sum = [&](int64_t i) __attribute__((always_inline)) {
+    return add(load(from + i), load(to + i));
+  };
   int64_t i = 0;
-  for (; i + kLanes <= width; i += kLanes) store(to + i, add(load(from + i), load(to + i)));
+  for (; i + 2 * kLanes <= width; i += 2 * kLanes) store_two(to + i, sum(i), sum(i + kLanes));
+  for (; i + kLanes <= width; i += kLanes) store(to + i, sum(i));
   if (i < width)
     store_some(to + i, add(load_some(from + i, width - i), load_some(to + i, width - i)),
                width - i);

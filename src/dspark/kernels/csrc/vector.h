@@ -41,15 +41,33 @@ DSPARK_INLINE Floats load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 
-// Round to nearest, ties to even; NaN stays NaN.
-DSPARK_INLINE void store_bf16(uint16_t* p, Floats x) {
+// The bits of x rounded to bfloat16 in the upper halves: to nearest, ties to even; NaN stays NaN.
+// The lower halves are anything.
+DSPARK_INLINE Words round_bf16(Floats x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  rounded = _mm512_mask_mov_epi32(rounded, is_nan, _mm512_set1_epi32(0x7fc00000));
-  const __m256i y = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+  return _mm512_mask_mov_epi32(rounded, is_nan, _mm512_set1_epi32(0x7fc00000));
+}
+DSPARK_INLINE void store_bf16(uint16_t* p, Floats x) {
+  const __m256i y = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_bf16(x), 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), y);
+}
+// x as bfloat16 holds it.
+DSPARK_INLINE Floats rounded_bf16(Floats x) {
+  return _mm512_castsi512_ps(_mm512_and_si512(round_bf16(x), _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+
+// 32 values of 16 bits, without their signs.
+DSPARK_INLINE Words short_magnitudes(const uint16_t* p) {
+  return _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi16(0x7fff));
+}
+DSPARK_INLINE Words max_unsigned_shorts(Words a, Words b) { return _mm512_max_epu16(a, b); }
+// Of each pair of them the larger, as the upper half of a word.
+DSPARK_INLINE Words larger_shorts(Words x) {
+  return _mm512_max_epu32(_mm512_slli_epi32(x, 16),
+                          _mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
 // 2^n for whole numbers n in [-126, 127].
@@ -86,10 +104,20 @@ DSPARK_INLINE Words max_unsigned(Words a, Words b) { return _mm512_max_epu32(a, 
 DSPARK_INLINE Words magnitude(Floats x) {
   return _mm512_and_si512(as_words(x), _mm512_set1_epi32(0x7fffffff));
 }
-// Whole numbers in [-128, 127] plus 128; any byte for others.
+// Values in [-127, 127], rounded to the nearest whole number (ties to even), plus 128; any byte for
+// others.
 DSPARK_INLINE void store_shifted_bytes(uint8_t* p, Floats x) {
   const __m512i shifted = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(128));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(shifted));
+}
+// Of 64 values.
+DSPARK_INLINE void store_shifted_bytes(uint8_t* p, Floats a, Floats b, Floats c, Floats d) {
+  const __m512i ab = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+  const __m512i cd = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
+  // Packing goes by 128-bit lanes: four values of each operand in each.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(ab, cd));
+  _mm512_storeu_si512(p, _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(128))));
 }
 
 #else
@@ -175,6 +203,27 @@ DSPARK_INLINE void store_bf16(uint16_t* p, Floats x) {
                       _mm256_permute4x64_epi64(packed, 0xd8));  // packus works by 128-bit lane
 }
 
+DSPARK_INLINE Floats rounded_bf16(Floats x) {
+  const auto half = [](__m256 y) __attribute__((always_inline)) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(round_bf16(y), 16));
+  };
+  return {half(x.a), half(x.b)};
+}
+DSPARK_INLINE Words short_magnitudes(const uint16_t* p) {
+  const __m256i mask = _mm256_set1_epi16(0x7fff);
+  return {_mm256_and_si256(load_half(p), mask), _mm256_and_si256(load_half(p + kLanes), mask)};
+}
+DSPARK_INLINE Words max_unsigned_shorts(Words x, Words y) {
+  return {_mm256_max_epu16(x.a, y.a), _mm256_max_epu16(x.b, y.b)};
+}
+DSPARK_INLINE Words larger_shorts(Words x) {
+  const auto half = [](__m256i y) __attribute__((always_inline)) {
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+    return _mm256_max_epu32(_mm256_slli_epi32(y, 16), _mm256_and_si256(y, upper));
+  };
+  return {half(x.a), half(x.b)};
+}
+
 DSPARK_INLINE __m256 power_of_two_half(__m256 n) {
   const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
@@ -241,6 +290,12 @@ DSPARK_INLINE void store_shifted_bytes(uint8_t* p, Floats x) {
   const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(halves),
                                          _mm256_extracti128_si256(halves, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+DSPARK_INLINE void store_shifted_bytes(uint8_t* p, Floats a, Floats b, Floats c, Floats d) {
+  store_shifted_bytes(p, a);
+  store_shifted_bytes(p + kLanes, b);
+  store_shifted_bytes(p + 2 * kLanes, c);
+  store_shifted_bytes(p + 3 * kLanes, d);
 }
 
 #endif
