@@ -4,7 +4,7 @@ For measuring and for auditing arithmetic: it knows positions and logits, no req
 no drafter, no clock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -40,13 +40,25 @@ class Passes:
 
     def run(self, rows: Sequence[Sequence[int]], *, start: int) -> Tensor:
         """Logits [N, V] of one pass over `rows[r]` at positions `start`.. of row r, flattened."""
-        logits_NV = self._output(rows, start=start, has_logits=True).logits_NV
-        assert logits_NV is not None
-        return logits_NV
+        return self.prepare(rows, start=start)()
+
+    def prepare(self, rows: Sequence[Sequence[int]], *, start: int) -> Callable[[], Tensor]:
+        """`run` as often as it is called: nothing but the target's pass is left to be timed."""
+        layout = self._layout([len(row) for row in rows], start=start)
+        ids_N = self._ids(rows)
+
+        def run() -> Tensor:
+            logits_NV = self._forward(ids_N, layout, has_logits=True).logits_NV
+            assert logits_NV is not None
+            return logits_NV
+
+        return run
 
     def last_logits(self, ids: Sequence[int]) -> Tensor:
         """Logits [1, V] behind the last token of one text, run from its first position on."""
-        return self._target.logits(self._output([ids], start=0).hidden_ND[-1:])
+        layout = self._layout([len(ids)], start=0)
+        output = self._forward(self._ids([ids]), layout, has_logits=False)
+        return self._target.logits(output.hidden_ND[-1:])
 
     def score(self, ids: Sequence[int], *, chunks: Sequence[int]) -> Tensor:
         """Logits [T, V] of one text, run in passes of `chunks` tokens (their sum is T)."""
@@ -57,11 +69,10 @@ class Passes:
             start += size
         return torch.cat(parts)
 
-    def _output(
-        self, rows: Sequence[Sequence[int]], *, start: int, has_logits: bool = False
-    ) -> TargetOutput:
-        layout = self._layout([len(row) for row in rows], start=start)
-        ids_N = torch.tensor([i for row in rows for i in row], device=self._target.device)
+    def _ids(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([i for row in rows for i in row], device=self._target.device)
+
+    def _forward(self, ids_N: Tensor, layout: AttentionLayout, *, has_logits: bool) -> TargetOutput:
         return self._target.forward(
             ids_N, layout=layout, pages=self._pages, tap_layers=(), has_logits=has_logits
         )

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -111,8 +110,8 @@ def measure(
     runs: dict[tuple[str, int], Callable[[], object]] = {_STREAM: stream.read}
     for size in config.sizes:
         alone, each = [[_CONTEXT_TOKEN] * size], [[_CONTEXT_TOKEN]] * size
-        runs[_ONE, size] = partial(one.run, alone, start=config.context)
-        runs[_MANY, size] = partial(many.run, each, start=config.context)
+        runs[_ONE, size] = one.prepare(alone, start=config.context)
+        runs[_MANY, size] = many.prepare(each, start=config.context)
     turns = _turns_ms(runs, config.repeats, warmup=config.warmup)
     prompt = [_CONTEXT_TOKEN] * config.prefill
     prompts = {} if plain is None else prefills(target, plain, prompt)
