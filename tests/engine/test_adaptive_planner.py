@@ -285,7 +285,7 @@ def test_a_table_in_which_only_plain_steps_are_too_dear_is_found_out(
     planner = planner_of(replace(cost, verify=(dear,)))
     service = Service(planner, truth, steady(chance), num_requests=num_requests, noise=0.05)
     service.rate(200)
-    assert service.num_drafts > 20
+    assert service.num_drafts > 10
     assert service.rate(400) >= 0.98 * plain_rate(truth, num_requests)
 
 

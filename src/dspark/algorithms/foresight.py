@@ -35,7 +35,7 @@ class Worth:
     second: float
     """Tokens that a second is worth."""
     token_seconds: float
-    """What one more token in the pass costs."""
+    """What a token in the pass costs, on average of as many as are usual."""
     draft_seconds_N: Sequence[float]
     """The drafter's part for 0, 1, .. requests; nothing for 0."""
 

@@ -31,7 +31,7 @@ _HIDDEN_POWER = 0.8
 # Variances of logs: what is not known at most, and of the tilt at first; of a sample; what comes
 # with each sample, and with each one while all of them are off to the same side.
 _UNKNOWN_SPEED, _UNKNOWN_TILT, _FIRST_TILT = 0.5**2, 0.3**2, 0.1**2
-_NOISE = 0.08**2
+_NOISE = 0.12**2
 _DRIFT_SPEED, _DRIFT_TILT = 0.01**2, 0.005**2
 _JUMP_SPEED, _JUMP_TILT = 0.1**2, 0.2**2
 _JUMPS = 0.1

@@ -67,9 +67,10 @@ class StepSeconds:
         return float(self.verify_B[index] + self.draft_N[num_drafting])
 
     def of_token(self, budget: float, num_requests: int) -> float:
-        """One more token in the pass, around a budget."""
+        """A token in the pass, on average of a budget: beyond a shelf each costs more, and what a
+        step of that budget gains is its tokens less what all of them cost."""
         most = len(self.verify_B) - 1
-        high = min(max(round(2.0 * budget), num_requests, 1), most)
+        high = min(max(round(budget), num_requests, 1), most)
         return max(float(self.verify_B[high] - self.verify_B[0]) / high, 0.0)
 
 
