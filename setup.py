@@ -1,16 +1,20 @@
 """The C++ operators are optional: without PyTorch or a compiler the package installs without them.
 
-Everything else is in pyproject.toml. PyTorch must be present while this runs, so install with
+The shipped drafters lie beside the sources and go into the package when it is built. Everything
+else is in pyproject.toml. PyTorch must be present while this runs, so install with
 `pip install --no-build-isolation -e .`.
 """
 
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
+DRAFTERS = Path(__file__).parent / "drafters"
 BUILD_SCRIPT = Path(__file__).parent / "src" / "dspark" / "kernels" / "build.py"
 
 
@@ -34,7 +38,18 @@ class BuildOperators(build_ext):
             sys.stderr.write(f"dspark installs without its C++ operators: {error}\n")
 
 
+class BuildWithDrafters(build_py):
+    """Copies the shipped drafters to where `dspark.llm.shipped_drafter` finds them."""
+
+    def run(self) -> None:
+        """Python files first; an editable installation reads the checkout's own drafters."""
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib) / "dspark" / DRAFTERS.name
+            shutil.copytree(DRAFTERS, target, dirs_exist_ok=True)
+
+
 setup(
     ext_modules=[Extension("dspark.kernels._ops", sources=[], optional=True)],
-    cmdclass={"build_ext": BuildOperators},
+    cmdclass={"build_ext": BuildOperators, "build_py": BuildWithDrafters},
 )

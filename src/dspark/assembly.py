@@ -35,9 +35,11 @@ from dspark.models.target import Target
 def set_threads(num_threads: int | None) -> None:
     """Threads of every matrix product from now on; `None` leaves PyTorch's choice.
 
-    More than processors would wait for one another at every layer: tokens take minutes.
+    Never more than processors: they wait for one another many times a layer, and one that has no
+    processor holds up all. PyTorch does not know the limit of a container.
     """
     if num_threads is None:
+        torch.set_num_threads(min(torch.get_num_threads(), num_processors()))
         return
     if not 1 <= num_threads <= num_processors():
         raise InputError(

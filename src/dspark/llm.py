@@ -475,8 +475,12 @@ def shipped_drafter(target: str | Path) -> Path | None:
     """The directory of the drafter that comes with this program for a target, if any."""
     if not is_embedded(str(target)):  # a path would lead out of the folder of drafters
         return None
-    folder = Path(__file__).resolve().parents[2] / "drafters" / str(target)
-    return folder if (folder / "config.json").is_file() else None
+    package = Path(__file__).resolve().parent
+    for place in (package, package.parents[1]):  # installed; a checkout
+        folder = place / "drafters" / str(target)
+        if (folder / "config.json").is_file():
+            return folder
+    return None
 
 
 def resolve_device(device: str) -> torch.device:

@@ -27,8 +27,17 @@ def processor() -> str:
 
 
 def num_processors() -> int:
-    """Processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Processors that this process may keep busy, within the limit of a container."""
+    whole = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(count for count in (whole, _group_processors(), 2**16) if count is not None)
+
+
+def _group_processors(group: Path = Path("/sys/fs/cgroup")) -> int | None:
+    try:
+        quota, period = map(int, (group / "cpu.max").read_text().split())
+    except (OSError, ValueError):
+        return None  # as for memory
+    return max(quota // period, 1)
 
 
 def free_memory(device: torch.device) -> int | None:

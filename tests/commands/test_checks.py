@@ -101,7 +101,7 @@ def test_a_value_that_cannot_be_is_named_before_anything_is_loaded(
 
 
 def test_more_threads_than_processors_are_refused(run: Run, there: Path) -> None:
-    """A hundred thousand ended the process, three on two busy processors took a minute a token."""
+    """A hundred thousand ended the process; three on two processors took minutes for 20 tokens."""
     done = run("generate", "hello", *SIMPLE, "--threads", num_processors() + 1)
     assert done.code == 1
     assert f"must lie in 1..{num_processors()}" in done.err
