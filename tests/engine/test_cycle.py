@@ -437,13 +437,47 @@ def test_requests_that_operators_serve_share_steps_with_those_they_cannot(
     assert [len(answer) for answer in found[6:]] == [16, 16]
 
 
-def test_width_zero_calls_no_drafter_and_keeps_its_context_fed(target: Target) -> None:
-    """UC-142; and switching drafting on later costs nothing in acceptance."""
+def test_width_zero_calls_no_drafter_and_reads_one_token_of_each_request(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UC-142: what is off costs neither a draft nor a row of the target's pass."""
     answers = [decode_slowly(target, prompt, 12) for prompt in PROMPTS]
     cycle, oracle = oracle_cycle(target, answers, [5])
+    forward, passes = Target.forward, []
+
+    def counted(self: Target, ids_N: torch.Tensor, **rest: Any) -> Any:
+        passes.append((len(rest["layout"].query_starts_R1) - 1, len(ids_N)))
+        return forward(self, ids_N, **rest)
+
+    monkeypatch.setattr(Target, "forward", counted)
     off = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, max_draft=0)
     assert run(cycle, PROMPTS, off) == answers
     assert oracle.num_calls == 0
+    decoding = passes[-11:]  # behind the prompts', which gave the first tokens
+    assert decoding == [(len(PROMPTS), len(PROMPTS))] * 11
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}])
+def test_a_narrower_draft_is_the_beginning_of_the_whole_block(
+    target: Target, drafter: Drafter, params: dict[str, Any]
+) -> None:
+    """UC-090: the block is the one that was trained, whatever of it is verified."""
+
+    def first_round(width: int | None) -> Any:
+        cycle = make_cycle(target, drafter, width=width)
+        options = SamplingParams(max_tokens=20, ignore_eos=True, **params)
+        cycle.submit(Request(id="0", prompt_ids=PROMPTS[0], params=options))
+        rounds: list[Any] = []
+        while not rounds:
+            rounds = [item for item in cycle.step().rounds if not item.is_prefill]
+        return rounds[0]
+
+    whole = first_round(None)
+    assert whole.num_planned == len(whole.offered_ids) == drafter.config.block_size
+    for width in range(1, drafter.config.block_size):
+        found = first_round(width)
+        assert found.num_planned == width
+        assert list(found.offered_ids[:width]) == list(whole.offered_ids[:width])
 
 
 def test_drafts_of_a_warm_drafter_equal_those_of_a_freshly_primed_one(

@@ -358,6 +358,8 @@ def test_a_configuration_that_cannot_be_is_refused_by_key(changes, key):
 def test_default_layer_ids_fit_small_targets(num_layers):
     """UC-089."""
     ids = default_target_layer_ids(num_layers)
+    assert len(set(ids)) == len(ids) >= 1
+    assert set(ids) <= set(range(num_layers))
     replace(CONFIG, num_target_layers=num_layers, target_layer_ids=ids)
     assert default_target_layer_ids(36) == (1, 9, 17, 25, 33)
     assert default_target_layer_ids(40) == (1, 10, 19, 28, 37)
