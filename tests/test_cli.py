@@ -66,6 +66,9 @@ def test_generate_prints_the_answer_and_its_figures_apart(
     assert len(done.out.strip()) > 1
     assert "8 tokens" in done.err
     assert "tokens/s" not in done.out
+    assert "no drafter" not in done.err
+    plain = run("generate", "hello", *model, "--plain", "--max-tokens", 8)
+    assert plain.err.rstrip().endswith("1.00 tokens a step, no drafter")
 
 
 def test_plain_and_drafted_text_are_the_same(run: Run, model: Sequence[object]) -> None:

@@ -423,7 +423,8 @@ def stream_answer(
     console.print()
     figures.print(
         f"{num_tokens} tokens in {seconds:.2f} s, {num_tokens / seconds:.1f} tokens/s, "
-        f"{num_tokens / max(num_rounds, 1):.2f} tokens a step",
+        f"{num_tokens / max(num_rounds, 1):.2f} tokens a step"
+        + ("" if llm.block_size else ", no drafter"),
         style="dim",
         highlight=False,
     )
