@@ -124,6 +124,7 @@ def test_a_trained_drafter_goes_on_with_its_shape_and_its_vocabulary(
     )
     assert done.code == 0, done.err
     kept = done.last_json()
+    assert f"the shape of {first} stays" in done.err.replace("\n", " ")
     assert kept["best_step"] == 0
     assert kept["held_out_tau"] == pytest.approx(start, abs=1e-3)
     configs = [json.loads((path / "config.json").read_text()) for path in (first, second)]

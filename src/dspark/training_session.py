@@ -131,7 +131,7 @@ def train(
     """
     ranks = OneProcess() if ranks is None else ranks
     config = _train_config(recipe, run)
-    start = None if run.init_from is None else trained_drafter(run.init_from, target, tokenizer)
+    start = _start(target, tokenizer, run, watchers)
     taps = start.config.target_layer_ids if start is not None else None
     taps = recipe.taps(target.spec.num_layers) if taps is None else taps
     # a mistake in the amounts is told before the target runs for hours
@@ -224,6 +224,20 @@ def _off_policy_lines(answers: Sequence[Answer], target: Target) -> Sequence[str
         for writer in writers
         if writer != target.spec.name
     ]
+
+
+def _start(
+    target: Target, tokenizer: Tokenizer, run: RunConfig, watchers: Watchers
+) -> AnyDrafter | None:
+    """The drafter to start from, if the run names one."""
+    if run.init_from is None:
+        return None
+    drafter = trained_drafter(run.init_from, target, tokenizer)
+    watchers.say(
+        f"the shape of {run.init_from} stays, blocks of {drafter.config.block_size} among it, "
+        "and its vocabulary; options of shape change nothing"
+    )
+    return drafter
 
 
 def _train_config(recipe: Recipe, run: RunConfig) -> TrainConfig:

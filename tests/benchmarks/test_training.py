@@ -29,6 +29,8 @@ def test_both_steps_have_the_same_loss_on_the_same_blocks(model_dir: Path):
     assert ours["tokens_per_s"] > 0
 
 
-def test_answers_with_more_anchors_than_are_padded_are_refused():
+def test_amounts_that_cannot_be_are_refused():
     with pytest.raises(InputError, match="only 16 anchors are drawn"):
         TrainBenchConfig(answer_tokens=100, num_anchors=16)
+    with pytest.raises(InputError, match="num_samples is 0, but it must be at least 1"):
+        TrainBenchConfig(num_samples=0)

@@ -49,6 +49,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     for place, words in (
         ("folder", "folder is a directory, but a file is to be written"),
         ("p.jsonl/x", "p.jsonl is a file, so p.jsonl/x cannot lie in it"),
+        ("/dev/null", "/dev/null is no regular file"),  # a rename would take its place
     ):
         done = run(*command, place, *target)
         assert done.code == 1
@@ -84,6 +85,7 @@ def test_a_directory_that_cannot_be_written_is_refused_before_the_work(
         (("bench", "exact", "p.jsonl", "--batches", ","), "batches is empty, which would prove"),
         (("prepare", "p.jsonl", "--out", "a", "--minutes", "nan"), "minutes is nan, but it must"),
         (("prepare", "p.jsonl", "--out", "a", "--minutes", 0), "minutes is 0.0, but it must"),
+        (("prepare", "p.jsonl", "--out", "a", "--max-new-tokens", 0), "max_new_tokens is 0, but"),
         (("prepare", "p.jsonl", "--out", "a", "--concurrency", 0), "concurrency is 0, but"),
         (("prepare", "p.jsonl", "--out", "a", "--model", "m"), "model is m, but no server is"),
         (("prepare", "p.jsonl", "--out", "a", "--token-ids"), "give one by --endpoint"),

@@ -63,6 +63,8 @@ class TrainBenchConfig:
     """Compile the elementwise part of our loss."""
 
     def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise InputError(f"num_samples is {self.num_samples}, but it must be at least 1.")
         if self.answer_tokens - 1 > self.num_anchors:
             raise InputError(
                 f"answer_tokens is {self.answer_tokens}, but only {self.num_anchors} anchors are "

@@ -16,6 +16,8 @@ def file_to_write(path: Path | None) -> Path | None:
     if path is not None:
         if path.is_dir():
             raise InputError(f"{path} is a directory, but a file is to be written; name a file.")
+        if path.exists() and not path.is_file():  # a device, which a whole file would replace
+            raise InputError(f"{path} is no regular file; name another one.")
         _check_parents(path)
     return path
 

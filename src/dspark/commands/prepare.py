@@ -60,7 +60,9 @@ def prepare(
             "over prompts."
         ),
     ] = ["0.7:0.95", "1.0"],  # noqa: B006 (typer copies it)
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer, at most.")] = 200,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Tokens of an answer, at most.", callback=at_least_one)
+    ] = 200,
     limit: Annotated[
         int | None,
         typer.Option(

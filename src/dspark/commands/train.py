@@ -66,7 +66,10 @@ def train(
     ] = None,
     init_from: Annotated[
         Path | None,
-        typer.Option(help="Drafter to start from; kept where training does not beat it."),
+        typer.Option(
+            help="Drafter to start from, whose shape and vocabulary stay; kept where training "
+            "does not beat it."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it will need, and train nothing.")
