@@ -29,15 +29,16 @@ _HIDDEN_POWER = 0.8
 """Products that do not show grow with this power of the size: part of them is for any size."""
 
 # Variances of logs: what is not known at most, and of the tilt at first; of a sample; what comes
-# with each sample, and with each one while all of them are off to the same side.
+# with each sample, and with each one while they are far off.
 _UNKNOWN_SPEED, _UNKNOWN_TILT, _FIRST_TILT = 0.5**2, 0.3**2, 0.1**2
 _NOISE = 0.12**2
-_DRIFT_SPEED, _DRIFT_TILT = 0.01**2, 0.005**2
+_DRIFT_SPEED, _DRIFT_TILT = 0.005**2, 0.002**2
 _JUMP_SPEED, _JUMP_TILT = 0.1**2, 0.2**2
-_JUMPS = 0.1
-"""Mean log by which samples are off, from which the machine is taken to have changed."""
+_ALL_OFF, _FAR_OFF = 0.1, 0.13
+"""Mean log by which samples are off to one side, or to either, from which the machine is taken to
+have changed: where its two speeds part, some samples are quicker and some slower."""
 _LATEST = 0.25
-"""Weight of the latest sample in that mean."""
+"""Weight of the latest sample in these means."""
 _NUM_DEVIATIONS = 3.0
 """Beyond these a sample pulls the less the further off it is."""
 _MOST_TILT = 1.5
@@ -85,7 +86,7 @@ class SpeedTracker:
     def __init__(self) -> None:
         self._speed = self._tilt = 0.0
         self._var_speed, self._var_tilt, self._covar = _UNKNOWN_SPEED, _FIRST_TILT, 0.0
-        self._mean_missed = 0.0
+        self._mean_missed = self._mean_far = 0.0
 
     @property
     def speeds(self) -> Speeds:
@@ -96,7 +97,7 @@ class SpeedTracker:
         """Takes in the log of measured to expected seconds of an entry with this share; returns
         what the tilt of now makes of it."""
         var_speed, var_tilt = self._var_speed + _DRIFT_SPEED, self._var_tilt + _DRIFT_TILT
-        if abs(self._mean_missed) > _JUMPS:
+        if abs(self._mean_missed) > _ALL_OFF or self._mean_far > _FAR_OFF:
             var_speed, var_tilt = var_speed + _JUMP_SPEED, var_tilt + _JUMP_TILT
         var_speed, var_tilt = min(var_speed, _UNKNOWN_SPEED), min(var_tilt, _UNKNOWN_TILT)
         power = math.exp(_SHARPNESS * self._tilt)
@@ -105,6 +106,7 @@ class SpeedTracker:
         missed = ratio - self._speed - math.log(mixed) / _SHARPNESS
         bounded = min(max(missed, -_MOST_MISSED), _MOST_MISSED)
         self._mean_missed += _LATEST * (bounded - self._mean_missed)
+        self._mean_far += _LATEST * (abs(bounded) - self._mean_far)
         with_speed = var_speed + slope * self._covar
         with_tilt = self._covar + slope * var_tilt
         variance = with_speed + slope * with_tilt + _NOISE
