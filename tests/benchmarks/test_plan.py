@@ -5,6 +5,7 @@ import pytest
 from dspark.benchmarks import plan
 from dspark.benchmarks.plan import PlanConfig, measure, plan_times
 from dspark.engine.adaptive_planner import AdaptivePlanner
+from dspark.engine.probes import LOOK
 from dspark.errors import InputError
 from tests.toys import toy_target
 
@@ -34,7 +35,9 @@ def test_the_engines_own_planner_is_timed_while_everybody_drafts(num_requests: i
     assert 0 < times.plan_us <= times.median_us <= times.p99_us
     (planner,) = planners
     assert len(planner.records) == 70
-    assert all(record.num_drafting == num_requests for record in planner.records)
+    drafting = [record.num_drafting for record in planner.records]
+    assert drafting.count(num_requests) >= 70 - LOOK  # plain steps are looked at
+    assert set(drafting) <= {0, num_requests}
 
 
 @pytest.mark.parametrize("name", ["requests", "block_size", "repeats", "context"])
