@@ -25,10 +25,13 @@ class WorkClock:
         self, monkeypatch: pytest.MonkeyPatch, *, slow_every: int = 0, per_sampled: float = 0.0
     ) -> None:
         self.now, self._num_passes = 0.0, 0
+        self.rows: list[list[int]] = []
+        """Tokens of each request in each pass; a request without any only fills the layout."""
         forward, propose = Target.forward, DraftPass.propose
 
         def timed_forward(target, ids_N, **rest):
             self._num_passes += 1
+            self.rows.append([n for n in rest["layout"].query_starts_R1.diff().tolist() if n])
             is_slow = slow_every and self._num_passes % slow_every == 0
             self.now += (1e-3 + 1e-4 * len(ids_N)) * (50.0 if is_slow else 1.0)
             return forward(target, ids_N, **rest)
@@ -98,10 +101,17 @@ def test_what_sampled_requests_take_more_is_told_apart(monkeypatch: pytest.Monke
     assert greedy[0] == pytest.approx(1e-3 + 8e-4, rel=0.05)
 
 
-def test_every_size_is_one_that_can_occur() -> None:
-    """UC-133: between one token and a block for each request."""
+def test_every_size_is_one_that_can_occur(monkeypatch: pytest.MonkeyPatch) -> None:
+    """UC-133: beside prompts, between one token and a block for each request, and all of these."""
     assert CONFIG.ladder == [1, 2, 4]
     assert ProfileConfig(max_requests=12).ladder == [1, 3, 6, 12]
+    target = toy_target()
+    clock = WorkClock(monkeypatch)
+    drafter = toy_drafter(target)
+    profile(target, drafter, fingerprint=Fingerprint.of(target="toy"), config=CONFIG, clock=clock)
+    most = 1 + drafter.config.block_size
+    decoding = {tuple(rows) for rows in clock.rows if max(rows) <= most}
+    assert decoding == {(size,) * count for count in CONFIG.ladder for size in range(1, 1 + most)}
 
 
 def test_steps_behind_a_change_between_drafting_and_not_are_not_timed() -> None:
