@@ -151,6 +151,18 @@ ClientPrompts = Annotated[
         show_default="15 built in",
     ),
 ]
+FileLimit = Annotated[
+    int | None,
+    typer.Option(
+        help="Prompts of each file, from its top.", show_default="all", callback=at_least_one
+    ),
+]
+TaskLimit = Annotated[
+    int | None,
+    typer.Option(
+        help="Prompts of each task, from its top.", show_default="all", callback=at_least_one
+    ),
+]
 ClientLimit = Annotated[
     int | None, typer.Option(help="Prompts, at most.", show_default="all", callback=at_least_one)
 ]

@@ -16,10 +16,11 @@ from dspark.commands.arguments import (
     Quantization,
     System,
     Target,
+    TaskLimit,
     Thinking,
     Threads,
 )
-from dspark.commands.checks import at_least_one, file_to_write, folder_to_write
+from dspark.commands.checks import file_to_write, folder_to_write
 from dspark.commands.shared import (
     Bars,
     coupling_of,
@@ -61,12 +62,7 @@ def evaluate(
     batch_size: Annotated[int | None, option(_EVALUATION, "batch_size")] = None,
     seed: Annotated[int | None, option(_EVALUATION, "seed")] = None,
     coupling: Annotated[str | None, option(_EVALUATION, "coupling")] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            help="Prompts of each task, from its top.", show_default="all", callback=at_least_one
-        ),
-    ] = None,
+    limit: TaskLimit = None,
     tasks: Annotated[
         str | None,
         typer.Option(help="Only these tasks (file names without .jsonl), separated by commas."),

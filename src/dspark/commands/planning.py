@@ -19,6 +19,7 @@ from dspark.commands.arguments import (
     Quantization,
     Rates,
     Target,
+    TaskLimit,
     Threads,
 )
 from dspark.commands.checks import at_least_one, file_to_write, folder_to_write
@@ -136,12 +137,7 @@ def calibrate(
     ] = None,
     max_new_tokens: Annotated[int | None, option(_CALIBRATION, "max_new_tokens")] = None,
     seed: Annotated[int | None, option(_CALIBRATION, "seed")] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            help="Prompts of each task, from its top.", show_default="all", callback=at_least_one
-        ),
-    ] = None,
+    limit: TaskLimit = None,
     concurrency: Annotated[
         int, typer.Option(help="Answers decoded together.", callback=at_least_one)
     ] = 8,

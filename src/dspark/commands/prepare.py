@@ -10,6 +10,7 @@ from dspark.commands.arguments import (
     Device,
     Dtype,
     Eager,
+    FileLimit,
     KVCacheDtype,
     Quantization,
     System,
@@ -63,12 +64,7 @@ def prepare(
     max_new_tokens: Annotated[
         int, typer.Option(help="Tokens of an answer, at most.", callback=at_least_one)
     ] = 200,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            help="Prompts of each file, from its top.", show_default="all", callback=at_least_one
-        ),
-    ] = None,
+    limit: FileLimit = None,
     minutes: Annotated[
         float | None,
         typer.Option(

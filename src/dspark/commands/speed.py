@@ -12,6 +12,7 @@ from dspark.commands.arguments import (
     Drafter,
     Dtype,
     Eager,
+    FileLimit,
     IgnoreEos,
     Json,
     KVCacheDtype,
@@ -46,12 +47,7 @@ def exact(
     arithmetic: Arithmetic = "bf16,int8",
     eager: Eager = False,
     threads: Threads = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            help="Prompts of each file, from its top.", show_default="all", callback=at_least_one
-        ),
-    ] = None,
+    limit: FileLimit = None,
     temperatures: Annotated[
         str, typer.Option(help="Separated by commas; above 0 each prompt has a seed.")
     ] = "0,1",
