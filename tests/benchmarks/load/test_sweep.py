@@ -236,7 +236,8 @@ def test_every_load_gets_its_share_of_the_minutes_in_whole_rounds(
 
 
 def test_results_of_other_settings_are_refused(target: Target, tmp_path: Path) -> None:
-    LoadResults(tmp_path / "r.jsonl", settings={"seed": 1})
+    results = LoadResults(tmp_path / "r.jsonl", settings={"seed": 1})
+    results.add_work(CONFIG.loads[0], 96.0)  # without any result the file would begin anew
     with pytest.raises(InputError, match="seed 1, and now it is 0"):
         sweep(target, tmp_path / "r.jsonl", wall=FakeClock())
     (tmp_path / "s.jsonl").write_text('{"settings": {}}\n{"else": 1}\n')
