@@ -798,8 +798,9 @@ def test_text_is_that_of_plain_decoding_whatever_the_planner_does(
     cycle = adaptive_cycle(target, drafter, search=search)
     assert run(cycle, prompts, each) == expected
     records = list(cycle.planner.records)
-    assert len({record.budget for record in records}) > (1 if search is Search.DELAYED else 2)
-    assert sum(record.num_drafting == 0 for record in records) > 0
+    block_size = drafter.config.block_size
+    assert any(record.num_drafting == 0 for record in records)
+    assert any(0 < record.budget < record.num_drafting * block_size for record in records)
     assert all(record.seconds is not None for record in records)
 
 
