@@ -68,6 +68,11 @@ def tilts(shares_E: Floats, tilt: float) -> Floats:
     return more_E
 
 
+def _tilt_of(share: float, tilt: float) -> float:
+    """`tilts` of one entry: a sample comes with every step, and an array costs more."""
+    return math.log1p(share * math.expm1(_SHARPNESS * tilt)) / _SHARPNESS
+
+
 class Speeds(NamedTuple):
     """Logs of what a machine takes, against a table."""
 
@@ -101,9 +106,8 @@ class SpeedTracker:
             var_speed, var_tilt = var_speed + _JUMP_SPEED, var_tilt + _JUMP_TILT
         var_speed, var_tilt = min(var_speed, _UNKNOWN_SPEED), min(var_tilt, _UNKNOWN_TILT)
         power = math.exp(_SHARPNESS * self._tilt)
-        mixed = 1.0 + share * (power - 1.0)
-        slope = share * power / mixed
-        missed = ratio - self._speed - math.log(mixed) / _SHARPNESS
+        slope = share * power / (1.0 + share * (power - 1.0))
+        missed = ratio - self._speed - _tilt_of(share, self._tilt)
         bounded = min(max(missed, -_MOST_MISSED), _MOST_MISSED)
         self._mean_missed += _LATEST * (bounded - self._mean_missed)
         self._mean_far += _LATEST * (abs(bounded) - self._mean_far)
@@ -119,4 +123,4 @@ class SpeedTracker:
         self._var_speed = var_speed - with_speed**2 / variance
         self._covar -= with_speed * with_tilt / variance
         self._var_tilt = var_tilt - with_tilt**2 / variance
-        return math.log1p(share * math.expm1(_SHARPNESS * self._tilt)) / _SHARPNESS
+        return _tilt_of(share, self._tilt)

@@ -1,7 +1,7 @@
 """Options that several commands share: type, name and help of each."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -151,18 +151,13 @@ ClientPrompts = Annotated[
         show_default="15 built in",
     ),
 ]
-FileLimit = Annotated[
-    int | None,
-    typer.Option(
-        help="Prompts of each file, from its top.", show_default="all", callback=at_least_one
-    ),
-]
-TaskLimit = Annotated[
-    int | None,
-    typer.Option(
-        help="Prompts of each task, from its top.", show_default="all", callback=at_least_one
-    ),
-]
-ClientLimit = Annotated[
-    int | None, typer.Option(help="Prompts, at most.", show_default="all", callback=at_least_one)
-]
+
+
+def limit_option(help: str) -> Any:
+    """An option that bounds how much of the data is read: a count, or all of it."""
+    return typer.Option(help=help, show_default="all", callback=at_least_one)
+
+
+FileLimit = Annotated[int | None, limit_option("Prompts of each file, from its top.")]
+TaskLimit = Annotated[int | None, limit_option("Prompts of each task, from its top.")]
+ClientLimit = Annotated[int | None, limit_option("Prompts, at most.")]

@@ -21,6 +21,7 @@ from dspark.commands.arguments import (
     Target,
     TaskLimit,
     Threads,
+    limit_option,
 )
 from dspark.commands.checks import at_least_one, file_to_write, folder_to_write
 from dspark.commands.shared import (
@@ -293,10 +294,7 @@ def load(
     max_new_tokens: Annotated[int | None, option(_LOAD, "max_new_tokens")] = None,
     seed: Annotated[int | None, option(_LOAD, "seed")] = None,
     coupling: Annotated[str | None, option(_LOAD, "coupling")] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(help="Prompts of each domain.", show_default="all", callback=at_least_one),
-    ] = None,
+    limit: Annotated[int | None, limit_option("Prompts of each domain.")] = None,
     results: Annotated[
         Path | None,
         typer.Option(

@@ -20,8 +20,8 @@ from dspark.commands.arguments import (
     Quantization,
     Target,
     Threads,
+    limit_option,
 )
-from dspark.commands.checks import at_least_one
 from dspark.commands.shared import (
     Bars,
     names_in,
@@ -111,12 +111,7 @@ def perplexity(
     arithmetic: Arithmetic = "fp32,bf16,int8",
     eager: Eager = False,
     threads: Threads = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            help="Answers of each file, from its top.", show_default="all", callback=at_least_one
-        ),
-    ] = None,
+    limit: Annotated[int | None, limit_option("Answers of each file, from its top.")] = None,
     as_json: Json = False,
 ) -> None:
     """How well the target predicts given answers in each arithmetic: what int8 costs in quality.

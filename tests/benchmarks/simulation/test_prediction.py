@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dspark.algorithms.step_cost import StepCost
 from dspark.benchmarks.load.config import LoadConfig
-from dspark.benchmarks.load.report import runs_of
+from dspark.benchmarks.load.report import LoadRun, runs_of
 from dspark.benchmarks.load.results import LoadResults
 from dspark.benchmarks.load.sweep import Sweep
 from dspark.benchmarks.simulation.prediction import SweepPrediction
@@ -41,21 +42,33 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     return found
 
 
-def test_throughput_is_foretold_within_ten_percent_at_every_point(sweep: Sweep) -> None:
-    """UC-138: every part of a step has a term."""
+def prediction(sweep: Sweep, cost: StepCost) -> SweepPrediction:
+    """Of a machine that was profiled so, from what the sweep recorded before its units."""
     recording = Recording.of(answer.record for answer in sweep.results.answers)
-    predict = SweepPrediction(
-        machines={0.0: Machine(cost=profile(), recording=recording)},
+    return SweepPrediction(
+        machines={0.0: Machine(cost=cost, recording=recording)},
         config=CONFIG,
         work=sweep.results.work,
     )
+
+
+def run_of(sweep: Sweep, predict: SweepPrediction, live: SweepPrediction | None = None) -> LoadRun:
+    """The sweep's only run, beside what was foretold of it."""
     (run,) = runs_of(
         sweep.results.units,
         temperatures=CONFIG.temperatures,
         policies=CONFIG.policies,
         loads=CONFIG.loads,
         predict=predict,
+        predict_live=live,
     )
+    return run
+
+
+def test_throughput_is_foretold_within_ten_percent_at_every_point(sweep: Sweep) -> None:
+    """UC-138: every part of a step has a term."""
+    predict = prediction(sweep, profile())
+    run = run_of(sweep, predict)
     errors = {
         (policy, load): (point.predicted_tokens_per_s or 0.0) / point.tokens_per_s - 1.0
         for policy, points in run.policies.items()
@@ -71,23 +84,10 @@ def test_costs_of_the_time_of_a_load_take_the_place_of_a_profile_of_another_day(
     sweep: Sweep,
 ) -> None:
     """A machine that was three times as slow when it was profiled."""
-    old = profile(lambda *step: 3.0 * staircase(*step))
-    recording = Recording.of(answer.record for answer in sweep.results.answers)
-    predict = SweepPrediction(
-        machines={0.0: Machine(cost=old, recording=recording)},
-        config=CONFIG,
-        work=sweep.results.work,
-    )
+    predict = prediction(sweep, profile(lambda *step: 3.0 * staircase(*step)))
     costs = LoadResults(sweep.results.path, settings={}).costs
     assert costs == sweep.results.costs
     assert set(costs) == {(0.0, load) for load in CONFIG.loads}
-    (run,) = runs_of(
-        sweep.results.units,
-        temperatures=CONFIG.temperatures,
-        policies=CONFIG.policies,
-        loads=CONFIG.loads,
-        predict=predict,
-        predict_live=replace(predict, costs=costs),
-    )
+    run = run_of(sweep, predict, live=replace(predict, costs=costs))
     assert (run.largest_prediction_error or 0.0) > 0.5
     assert (run.largest_live_prediction_error or 1.0) < 0.1
