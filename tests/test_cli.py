@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dspark.artifacts import read_calibration
+from dspark.commands import shared
 from tests.command_line import Run
 
 
@@ -437,6 +439,36 @@ def test_what_was_learnt_under_a_system_prompt_is_evaluated_under_it(
     refused = run(*options, "--thinking")
     assert refused.code == 1
     assert "no thinking mode" in refused.err
+
+
+def test_ctrl_c_ends_prepare_behind_the_answers_in_hand(
+    run: Run, model_dir: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    arguments = (
+        *("prepare", prompts, "--out", out, "--target", model_dir, "--dtype", "fp32", "--eager"),
+        *("--max-new-tokens", 6, "--concurrency", 1),
+    )
+    update = shared.Bars.update
+
+    def interrupted(bars: shared.Bars, name: str, done: int, total: int) -> None:
+        update(bars, name, done, total)
+        if done == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared.Bars, "update", interrupted)
+        first = run(*arguments)
+    assert first.code == 130
+    assert "nothing new is asked" in first.err
+    assert "the same command goes on" in first.err
+    num_done = len(out.read_text().splitlines()) - 1
+    assert 1 <= num_done < 4
+    second = run(*arguments)
+    assert second.code == 0, second.err
+    assert f"{num_done} were there" in second.out
+    rows = [json.loads(line)["id"] for line in out.read_text().splitlines()[1:]]
+    assert sorted(rows) == ["p0", "p1", "p2", "p3"]
 
 
 def test_prepare_refuses_a_sampling_that_is_none(run: Run, prompts: Path, tmp_path: Path) -> None:

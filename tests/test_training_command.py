@@ -1,6 +1,7 @@
 """`dspark train` as a person uses it, on a toy model, in this process."""
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dspark import training_command
 from dspark.data.states_cache import StatesCache
 from dspark.training.snapshot import read_snapshot
 from tests.command_line import Run
@@ -95,6 +97,45 @@ def test_a_cache_is_announced_filled_confirmed_and_used_again(
     )
     assert done.code == 0, done.err
     assert "12 answers there, 0 to compute" in done.err
+
+
+@pytest.mark.parametrize(
+    ("watcher", "count", "message"),
+    [("on_step", 3, "Stopped behind step 3 of 6"), ("bar", 1, "Stopped with the hidden states of")],
+)
+def test_ctrl_c_saves_what_is_in_hand_and_the_same_command_goes_on(
+    run: Run,
+    answers: Path,
+    shape: Sequence[object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    watcher: str,
+    count: int,
+    message: str,
+):
+    """Weights end as those of a run that nobody stopped, bit for bit."""
+    arguments = ("train", answers, "--steps", 6, "--states", "cache", *shape)
+    straight = run(*arguments, "--out", tmp_path / "straight")
+    assert straight.code == 0, straight.err
+    function, calls = getattr(training_command._Screen, watcher), []
+
+    def call(*given: object) -> None:
+        function(*given)
+        calls.append(given)
+        if len(calls) == count:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_command._Screen, watcher, call)
+        stopped = run(*arguments, "--out", tmp_path / "stopped")
+    assert stopped.code == 130
+    assert message in stopped.err
+    assert not (tmp_path / "stopped").exists()
+    done = run(*arguments, "--out", tmp_path / "stopped")
+    assert done.code == 0, done.err
+    weights = [tmp_path / name / "model.safetensors" for name in ("straight", "stopped")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_cache_above_the_limit_is_refused_before_anything_is_written(

@@ -18,7 +18,7 @@ from dspark.commands.serve import serve
 from dspark.commands.servers import servers
 from dspark.commands.soak import soak
 from dspark.commands.train import split, train
-from dspark.errors import DSparkError
+from dspark.errors import DSparkError, Stopped
 
 app = typer.Typer(
     name="dspark",
@@ -78,7 +78,7 @@ def main() -> None:
         app()
     except DSparkError as error:
         print(f"dspark: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(130 if isinstance(error, Stopped) else 1)
     except BrokenPipeError:  # the reader of a pipe has left
         sys.exit(1)
     except OSError as error:

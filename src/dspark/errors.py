@@ -5,7 +5,8 @@ DSparkError
 |-- ModelError (ValueError)      a model, drafter or artifact is missing, damaged or does not fit
 |-- NumericsError (ArithmeticError)  a computation gave a value that is not finite
 |-- CapacityError (RuntimeError)     memory, pages or disk do not suffice
-`-- ServerFault (RuntimeError)       a server that we asked did not answer as it should
+|-- ServerFault (RuntimeError)       a server that we asked did not answer as it should
+`-- Stopped                          the user ended a run that can go on; nothing is lost
 
 Each message is one sentence: what was wrong, the value, the remedy. Our own bugs raise
 `AssertionError`; they are never caught.
@@ -45,6 +46,10 @@ class ServerFault(DSparkError, RuntimeError):
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
         self.name = name
+
+
+class Stopped(DSparkError):
+    """The user ended a run, which is saved and can go on; the CLI's exit code is 130."""
 
 
 def first_line(error: BaseException) -> str:

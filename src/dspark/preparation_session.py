@@ -270,10 +270,11 @@ def run(
     answering: Answering,
     minutes: float | None = None,
     on_answer: Callable[[int, int], None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> PrepareReport:
     """Answer what `out` does not hold yet; run again after a kill, it goes on.
 
-    After `minutes` nothing new is asked.
+    After `minutes`, or once `should_stop()` says yes, nothing new is asked.
     """
     deadline_s = math.inf if minutes is None else time.monotonic() + 60.0 * minutes
     return prepare(
@@ -282,7 +283,7 @@ def run(
         answerer=answering.answerer,
         samplings=answering.settings.samplings,
         on_answer=on_answer,
-        may_go_on=lambda: time.monotonic() < deadline_s,
+        may_go_on=lambda: time.monotonic() < deadline_s and not should_stop(),
     )
 
 

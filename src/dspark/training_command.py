@@ -5,7 +5,7 @@ Loads, shows progress on a console, and joins processes where `torchrun` started
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from dspark import assembly
 from dspark.data.answers import read_all_answers
 from dspark.data.remote_states import serve_states
 from dspark.dry_run import Amount, describe, dry_run
-from dspark.errors import InputError
+from dspark.errors import InputError, Stopped
+from dspark.interrupts import polite_stop
 from dspark.models.embedded import DEFAULT_TARGET
 from dspark.models.target_source import resolve_source
 from dspark.recipes import Recipe
@@ -75,6 +76,7 @@ class TrainingCommand:
             is_first = place.ranks.rank == 0 and not place.serves
             watchers, close = _watchers(console if is_first else None, self.tensorboard)
             stack.callback(close)
+            should_stop = self._stop(watchers, stack)
             target = assembly.load_target(
                 target=self.target,
                 dtype=self.dtype,
@@ -95,9 +97,10 @@ class TrainingCommand:
                 rows,
                 recipe=self.recipe,
                 run=run,
-                watchers=watchers,
+                watchers=_stopping(watchers, should_stop),
                 ranks=place.ranks,
                 worker=place.worker,
+                should_stop=should_stop,
             )
         return report if is_first else None
 
@@ -131,6 +134,13 @@ class TrainingCommand:
     def describe(self, found: Plan) -> str:
         """The plan in a few lines."""
         return describe(found, states=self.states.states)
+
+    def _stop(self, watchers: Watchers, stack: ExitStack) -> Callable[[], bool]:
+        """Whether the user wants an end; processes that send states end at once, and so do all."""
+        if self.states.states == "remote":
+            return lambda: False
+        notice = "stopping behind what is in hand; Ctrl-C once more stops at once"
+        return stack.enter_context(polite_stop(lambda: watchers.say(notice)))
 
     def _rows(self) -> Sequence[Any]:
         if not self.answers:
@@ -209,6 +219,20 @@ def _watchers(
         on_validation=screen.on_validation,
     )
     return shown, screen.close
+
+
+def _stopping(watchers: Watchers, should_stop: Callable[[], bool]) -> Watchers:
+    """The same, but a cache of states is left where it is once the user wants an end."""
+
+    def on_states(done: int, total: int) -> None:
+        watchers.on_states(done, total)
+        if should_stop():
+            raise Stopped(
+                f"Stopped with the hidden states of {done} of {total} answers on the disk; the "
+                "same command goes on from there."
+            )
+
+    return replace(watchers, on_states=on_states)
 
 
 class _Screen:

@@ -123,11 +123,12 @@ def train(
     watchers: Watchers,
     ranks: Ranks | None = None,
     worker: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> RunReport:
     """Train a drafter for `target` and write it to `run.out`, whole or not at all.
 
     `worker`: the process that sends hidden states, where they are remote; the target then needs
-    no layers here.
+    no layers here. `should_stop` is asked between two steps, see `Trainer.run`.
     """
     ranks = OneProcess() if ranks is None else ranks
     config = _train_config(recipe, run)
@@ -171,6 +172,7 @@ def train(
         ranks=ranks,
         on_step=watchers.on_step,
         on_validation=watchers.on_validation,
+        should_stop=should_stop,
     )
     if isinstance(batches, OnPolicyBatches):
         batches.follow(trainer.draft)

@@ -20,7 +20,8 @@ from dspark.commands.arguments import (
 )
 from dspark.commands.checks import above_zero, at_least_one, file_to_write
 from dspark.commands.shared import Bars, key_of, progress_bars
-from dspark.errors import InputError
+from dspark.errors import InputError, Stopped
+from dspark.interrupts import polite_stop
 from dspark.options import given, option
 
 _ENDPOINT = "data.endpoints.EndpointConfig"
@@ -178,7 +179,11 @@ def prepare(
                 thinking=thinking,
             )
             answering = session.embedded(llm, asked, quantization=quantization)
-    with progress_bars(console) as progress:
+    notice = "nothing new is asked; what is in hand still ends, or Ctrl-C once more"
+    with (
+        progress_bars(console) as progress,
+        polite_stop(lambda: progress.console.print(notice)) as should_stop,
+    ):
         bars = Bars(progress)
         report = session.run(
             files.prompts,
@@ -186,12 +191,16 @@ def prepare(
             answering=answering,
             minutes=minutes,
             on_answer=lambda done, total: bars.update("answers", done, total),
+            should_stop=should_stop,
         )
+        is_stopped = should_stop()
     for line in session.remarks_on(report, answering, files.prompts, out):
         console.print(line, highlight=False)
     print(
         f"{out}: {report.num_answered} answers of {report.num_answer_tokens} tokens added, "
         f"{report.num_done_before} were there, {report.num_prompts} prompts in all"
     )
+    if is_stopped:
+        raise Stopped("Stopped; the same command goes on with the turns that are left.")
     if report.failures and not report.num_answered:
         raise typer.Exit(1)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dspark.algorithms import losses
-from dspark.errors import InputError, ModelError, NumericsError
+from dspark.errors import InputError, ModelError, NumericsError, Stopped
 from dspark.training.block_pass import BlockPass
 from dspark.training.kinds import slot_pass_of
 from dspark.training.objective import Objective, ObjectiveConfig, Outcome, TargetHead
@@ -143,6 +143,7 @@ class Trainer:
         ranks: Ranks | None = None,
         on_step: Callable[[StepReport], None] | None = None,
         on_validation: Callable[[int, Validation], None] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.drafter = drafter
         self.config = config
@@ -154,6 +155,7 @@ class Trainer:
         self._batches = batches
         self._on_step = on_step
         self._on_validation = on_validation
+        self._should_stop = should_stop
         self._optimizer = Optimizer(drafter, config=config.optimizer, ranks=self._ranks)
         head = TargetHead() if target_head is None else target_head
         self._objective = Objective(
@@ -175,7 +177,8 @@ class Trainer:
 
         Afterwards the drafter holds the weights of the best held-out accepted length, ready to
         save. A value that is not finite raises `NumericsError` naming tensor and step; the
-        checkpoint then still is the last good one (UC-115).
+        checkpoint then still is the last good one (UC-115). Once `should_stop()` says yes on any
+        rank, the step in hand is saved and `Stopped` raised.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self._resume():
@@ -194,8 +197,14 @@ class Trainer:
             is_last = progress.step == progress.num_steps
             if is_last or progress.step % self.config.validate_every == 0:
                 self._validate()
-            if is_last or progress.step % self.config.checkpoint_every == 0:
+            is_stopped = not is_last and self._ranks.largest(float(self._should_stop())) > 0
+            if is_last or is_stopped or progress.step % self.config.checkpoint_every == 0:
                 self._save()
+            if is_stopped:
+                raise Stopped(
+                    f"Stopped behind step {progress.step} of {progress.num_steps}; the same "
+                    "command goes on from there."
+                )
         self._ranks.wait()
         self._optimizer.load_masters(self.best_masters())
         return TrainSummary(
