@@ -1,12 +1,15 @@
 // Products by vectors: a few tokens times a few groups of outputs, unit by unit.
 #pragma once
 
+#include <stdlib.h>
+
 #include "linear_outputs.h"
 
 namespace dspark {
 namespace DSPARK_ISA {
 
 constexpr int64_t kPrefetchBytes = 3072;
+constexpr int64_t kRowBytes = 1 << 20;  // of rows that are written out at a time
 constexpr int64_t kUnitsAtOnce = 8;  // between two times of asking memory for more
 // Of so many tokens, weights that no stream asks for are read plainly: one panel after the other,
 // so that the processor's own prefetching sees one line of addresses, and nothing is asked for
@@ -15,12 +18,12 @@ constexpr int64_t kUnitsAtOnce = 8;  // between two times of asking memory for m
 #if defined(__AVX512F__)
 constexpr int kTileGroups = 2, kTileTokens = 12;  // 24 of 32 registers are sums
 constexpr int kWideGroups = 4, kWideTokens = 6;  // two panels, for few tokens
-constexpr int kSplitTokens = 5;  // where an operand takes two registers
+constexpr int kSplitTokens = 5, kSplitFewTokens = 5;  // where an operand takes two registers
 constexpr int64_t kPlainTokens = 4;
 #else
-constexpr int kTileGroups = 1, kTileTokens = 4;  // 8 of 16 registers are sums
-constexpr int kWideGroups = 1, kWideTokens = 4;
-constexpr int kSplitTokens = 4;
+constexpr int kTileGroups = 1, kTileTokens = 6;  // 12 of 16 registers are sums
+constexpr int kWideGroups = 2, kWideTokens = 3;  // a whole panel: its lines are read in their order
+constexpr int kSplitTokens = 6, kSplitFewTokens = 3;
 constexpr int64_t kPlainTokens = 0;
 #endif
 
@@ -30,78 +33,72 @@ DSPARK_INLINE int32_t unit_at(const char* x) {
   return bits;
 }
 
+// A way to multiply: kParts steps for each unit, one after the other. Of rows that take two steps
+// each unit is written out beforehand, once for all outputs, so that a step loads its part of a
+// token's unit into every lane and does nothing else to it.
 struct DotFloat32 {
-  static constexpr int kTokens = kTileTokens, kFewTokens = kWideTokens;
+  static constexpr int kTokens = kTileTokens, kFewTokens = kWideTokens, kParts = 1;
   static constexpr bool kIsInt8 = false;
   using Sum = Floats;
   using X = Floats;
   DSPARK_INLINE Sum start() { return zero(); }
+  template <int>
+  DSPARK_INLINE Words part(Words w) {
+    return w;
+  }
   DSPARK_INLINE X broadcast(const char* x) {
     float value;
     memcpy(&value, x, sizeof value);
     return splat(value);
   }
-  DSPARK_INLINE Sum step(Sum sum, X x, Words w) {
-#if defined(__AVX512F__)
-    return fma(x, _mm512_castsi512_ps(w), sum);
-#else
-    return fma(x, Floats{_mm256_castsi256_ps(w.a), _mm256_castsi256_ps(w.b)}, sum);
-#endif
-  }
+  DSPARK_INLINE Sum step(Sum sum, X x, Words w) { return fma(x, as_floats(w), sum); }
 };
 
 #if defined(__AVX512BF16__)
 struct DotBFloat16 {
-  static constexpr int kTokens = kTileTokens, kFewTokens = kWideTokens;
+  static constexpr int kTokens = kTileTokens, kFewTokens = kWideTokens, kParts = 1;
   static constexpr bool kIsInt8 = false;
   using Sum = Floats;
   using X = __m512i;
   DSPARK_INLINE Sum start() { return zero(); }
+  template <int>
+  DSPARK_INLINE Words part(Words w) {
+    return w;
+  }
   DSPARK_INLINE X broadcast(const char* x) { return _mm512_set1_epi32(unit_at(x)); }
   DSPARK_INLINE Sum step(Sum sum, X x, Words w) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w));
   }
 };
 #else
-struct DotBFloat16 {
-  static constexpr int kTokens = kSplitTokens, kFewTokens = kSplitTokens;
-  static constexpr bool kIsInt8 = false;
-  using Sum = Floats;
-  struct X {
-    Floats low, high;
-  };
-  DSPARK_INLINE Sum start() { return zero(); }
-  DSPARK_INLINE X broadcast(const char* x) {
-    const uint32_t bits = static_cast<uint32_t>(unit_at(x));
-    const uint32_t halves[2] = {bits << 16, bits & 0xffff0000u};
-    float values[2];
-    memcpy(values, halves, sizeof values);
-    return {splat(values[0]), splat(values[1])};
+// As float32: the values of even inputs, then those of odd ones.
+struct DotBFloat16 : DotFloat32 {
+  static constexpr int kTokens = kSplitTokens, kFewTokens = kSplitFewTokens, kParts = 2;
+  template <int kPart>
+  DSPARK_INLINE Words part(Words w) {
+    return kPart == 0 ? low_shorts_up(w) : high_shorts(w);
   }
-  DSPARK_INLINE Sum step(Sum sum, X x, Words w) {
-#if defined(__AVX512F__)
-    const Floats low = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
-    const Floats high =
-        _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
-#else
-    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-    const Floats low = {_mm256_castsi256_ps(_mm256_slli_epi32(w.a, 16)),
-                        _mm256_castsi256_ps(_mm256_slli_epi32(w.b, 16))};
-    const Floats high = {_mm256_castsi256_ps(_mm256_and_si256(w.a, mask)),
-                         _mm256_castsi256_ps(_mm256_and_si256(w.b, mask))};
-#endif
-    return fma(x.high, high, fma(x.low, low, sum));
+  DSPARK_INLINE void write_out(const char* row, int64_t num_units, char* out) {
+    const uint16_t* const x = reinterpret_cast<const uint16_t*>(row);
+    float* const to = reinterpret_cast<float*>(out);
+    const int64_t count = 2 * num_units, whole = count / kLanes * kLanes;
+    for (int64_t i = 0; i < whole; i += kLanes) store(to + i, load(x + i));
+    if (whole < count) store_some(to + whole, load_some(x + whole, count - whole), count - whole);
   }
 };
 #endif
 
 #if defined(__AVX512VNNI__)
 struct DotInt8 {
-  static constexpr int kTokens = kTileTokens, kFewTokens = kWideTokens;
+  static constexpr int kTokens = kTileTokens, kFewTokens = kWideTokens, kParts = 1;
   static constexpr bool kIsInt8 = true;
   using Sum = Words;
   using X = Words;
   DSPARK_INLINE Sum start() { return zero_words(); }
+  template <int>
+  DSPARK_INLINE Words part(Words w) {
+    return w;
+  }
   DSPARK_INLINE X broadcast(const char* x) { return _mm512_set1_epi32(unit_at(x)); }
   // Not the intrinsic: GCC 12 sees another type in it and keeps most of a tile's sums in memory.
   DSPARK_INLINE Sum step(Sum sum, X x, Words w) {
@@ -110,32 +107,70 @@ struct DotInt8 {
   }
 };
 #else
-// Without VNNI: 16-bit products, because the 8-bit instruction of AVX2 saturates.
+// Without VNNI: 16-bit products, because the 8-bit instruction of AVX2 saturates. Even inputs, then
+// odd ones.
 struct DotInt8 {
-  static constexpr int kTokens = kSplitTokens, kFewTokens = kSplitTokens;
+  static constexpr int kTokens = kSplitTokens, kFewTokens = kSplitFewTokens, kParts = 2;
   static constexpr bool kIsInt8 = true;
   using Sum = Words;
-  struct X {
-    __m256i even, odd;
-  };
+  using X = __m256i;
   DSPARK_INLINE Sum start() { return zero_words(); }
-  DSPARK_INLINE X broadcast(const char* x) {
-    const __m256i all = _mm256_set1_epi32(unit_at(x));
+  template <int kPart>
+  DSPARK_INLINE __m256i half(__m256i w) {
+    return _mm256_srai_epi16(kPart == 0 ? _mm256_slli_epi16(w, 8) : w, 8);
+  }
+  template <int kPart>
+  DSPARK_INLINE Words part(Words w) {
+    return {half<kPart>(w.a), half<kPart>(w.b)};
+  }
+  DSPARK_INLINE X broadcast(const char* x) { return _mm256_set1_epi32(unit_at(x)); }
+  // Not intrinsics: GCC 12 would add the products of both parts first, and keep most of a tile's
+  // sums in memory.
+  DSPARK_INLINE __m256i add_products(__m256i sum, X x, __m256i w) {
+    __m256i products;
+    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(products) : "x"(x), "x"(w));
+    return sum;
+  }
+  DSPARK_INLINE Sum step(Sum sum, X x, Words w) {
+    return {add_products(sum.a, x, w.a), add_products(sum.b, x, w.b)};
+  }
+  DSPARK_INLINE void write_out(const char* row, int64_t num_units, char* out) {
     const __m256i mask = _mm256_set1_epi16(0xff);
-    return {_mm256_and_si256(all, mask), _mm256_srli_epi16(all, 8)};
+    int64_t unit = 0;
+    for (; unit + 8 <= num_units; unit += 8) {
+      // Units 0, 1, 4, 5, 2, 3, 6, 7: interleaving goes by 128-bit lanes.
+      const __m256i bytes = _mm256_permute4x64_epi64(load_half(row + unit * 4), 0xd8);
+      const __m256i even = _mm256_and_si256(bytes, mask), odd = _mm256_srli_epi16(bytes, 8);
+      __m256i* const to = reinterpret_cast<__m256i*>(out + unit * 8);
+      _mm256_storeu_si256(to, _mm256_unpacklo_epi32(even, odd));
+      _mm256_storeu_si256(to + 1, _mm256_unpackhi_epi32(even, odd));
+    }
+    for (; unit < num_units; ++unit) {
+      const uint32_t bytes = static_cast<uint32_t>(unit_at(row + unit * 4));
+      const uint32_t pairs[2] = {bytes & 0xff00ff, bytes >> 8 & 0xff00ff};
+      memcpy(out + unit * 8, pairs, sizeof pairs);
+    }
   }
-  DSPARK_INLINE __m256i half(__m256i sum, X x, __m256i w) {
-    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8);
-    const __m256i odd = _mm256_srai_epi16(w, 8);
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x.even, even));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(x.odd, odd));
-  }
-  DSPARK_INLINE Sum step(Sum sum, X x, Words w) { return {half(sum.a, x, w.a), half(sum.b, x, w.b)}; }
 };
 #endif
 
 DSPARK_INLINE bool is_plain(const Linear& a) {
   return a.stream == nullptr && a.num_tokens <= kPlainTokens;
+}
+
+// One step of a unit for all tokens.
+template <class Dot, int kTokens, int kGroups, int kPart>
+DSPARK_INLINE void add_part(typename Dot::Sum (&sums)[kTokens][kGroups], const char* const* x,
+                            int64_t x_stride, const Words (&w)[kGroups]) {
+  Words weights[kGroups];
+#pragma GCC unroll 4
+  for (int g = 0; g < kGroups; ++g) weights[g] = Dot::template part<kPart>(w[g]);
+#pragma GCC unroll 16
+  for (int t = 0; t < kTokens; ++t) {
+    const typename Dot::X value = Dot::broadcast(x[t / 3] + t % 3 * x_stride + 4 * kPart);
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) sums[t][g] = Dot::step(sums[t][g], value, weights[g]);
+  }
 }
 
 // kTokens tokens times kGroups groups of 16 outputs, which lie in panels of `stride` bytes a unit
@@ -168,15 +203,11 @@ void tile(const Linear& a, const char* weights, int64_t stride, int64_t panel_by
         for (int g = 0; g < (kGroups > kPanelGroups ? kGroups : kPanelGroups); ++g)
           _mm_prefetch(weights + g / kPanelGroups * panel_bytes + g % kPanelGroups * kUnitBytes +
                            distance, _MM_HINT_T0);
-#pragma GCC unroll 16
-      for (int t = 0; t < kTokens; ++t) {
-        const typename Dot::X value = Dot::broadcast(x[t / 3] + t % 3 * x_stride);
-#pragma GCC unroll 4
-        for (int g = 0; g < kGroups; ++g) sums[t][g] = Dot::step(sums[t][g], value, w[g]);
-      }
+      add_part<Dot, kTokens, kGroups, 0>(sums, x, x_stride, w);
+      if constexpr (Dot::kParts == 2) add_part<Dot, kTokens, kGroups, 1>(sums, x, x_stride, w);
       weights += stride;
 #pragma GCC unroll 4
-      for (int i = 0; i < kBases; ++i) x[i] += 4;
+      for (int i = 0; i < kBases; ++i) x[i] += 4 * Dot::kParts;
     }
   };
   // Memory is asked in between: within the loop that would push sums out of their registers.
@@ -258,13 +289,14 @@ void region_product(const Linear& a, const Region& r) {
     }
 }
 
+// Of rows whose units are written out.
 template <class Dot>
-void panels(const Linear& a, int64_t panel_begin, int64_t panel_end) {
+void panels_of_rows(const Linear& a, int64_t panel_begin, int64_t panel_end) {
   const int64_t group_bytes = a.num_units * kUnitBytes;
   const int64_t num_groups = (a.num_outputs + kGroup - 1) / kGroup;
   const int64_t last = panel_end * kPanelGroups < num_groups ? panel_end * kPanelGroups : num_groups;
   const bool are_few = a.num_tokens <= Dot::kFewTokens || Dot::kTokens <= Dot::kFewTokens;
-  const bool is_wide = are_few && kWideGroups > kPanelGroups && !is_plain(a);
+  const bool is_wide = are_few && (kWideGroups <= kPanelGroups || !is_plain(a));
   const int64_t most = is_wide ? kWideGroups : kPanelGroups;
   for (int64_t group = panel_begin * kPanelGroups; group < last;) {
     const int64_t left = last - group;
@@ -276,13 +308,57 @@ void panels(const Linear& a, int64_t panel_begin, int64_t panel_end) {
     r.next_end = left >= 2 * r.num_groups ? r.end + (r.end - r.begin) : a.packed + last * group_bytes;
     r.panel_bytes = kPanelGroups * group_bytes;
     r.is_first = group == panel_begin * kPanelGroups;
-    if (r.num_groups == kWideGroups)
+    if (is_wide && r.num_groups == kWideGroups)
       region_product<Dot, Dot::kFewTokens, kWideGroups>(a, r);
     else if (r.num_groups == kPanelGroups)
       region_product<Dot, Dot::kTokens, kTileGroups>(a, r);
     else
       region_product<Dot, Dot::kTokens, 1>(a, r);
     group += r.num_groups;
+  }
+}
+
+// Memory of a thread that only grows.
+struct RowScratch {
+  char* data = nullptr;
+  size_t size = 0;
+
+  ~RowScratch() { free(data); }
+  char* get(size_t wanted) {
+    if (wanted > size) {
+      free(data);
+      data = static_cast<char*>(aligned_alloc(64, wanted));
+      size = data == nullptr ? 0 : wanted;
+      if (data == nullptr) abort();
+    }
+    return data;
+  }
+};
+
+template <class Dot>
+void panels(const Linear& a, int64_t panel_begin, int64_t panel_end) {
+  if constexpr (Dot::kParts == 1) {
+    panels_of_rows<Dot>(a, panel_begin, panel_end);
+  } else {
+    static thread_local RowScratch scratch;
+    // A line between two rows, so that rows of a power of two do not share their places in a cache.
+    const int64_t stride = ((a.num_units * 4 * Dot::kParts + 63) / 64 + 1) * 64;
+    const int64_t fitting = kRowBytes / stride / Dot::kTokens * Dot::kTokens;
+    const int64_t most = a.stream != nullptr || a.num_tokens <= fitting ? a.num_tokens
+                         : fitting > Dot::kTokens ? fitting : Dot::kTokens;
+    char* const rows = scratch.get(static_cast<size_t>(most * stride));
+    for (int64_t token = 0; token < a.num_tokens; token += most) {
+      const int64_t count = a.num_tokens - token < most ? a.num_tokens - token : most;
+      for (int64_t n = 0; n < count; ++n)
+        Dot::write_out(a.x + (token + n) * a.x_stride, a.num_units, rows + n * stride);
+      Linear part = a;
+      part.x = rows;
+      part.x_stride = stride;
+      part.num_tokens = count;
+      if (a.token_scales != nullptr) part.token_scales += token;
+      part.out += token * a.out_stride * (a.out_type == Type::kBFloat16 ? 2 : 4);
+      panels_of_rows<Dot>(part, panel_begin, panel_end);
+    }
   }
 }
 

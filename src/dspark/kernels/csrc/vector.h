@@ -63,6 +63,11 @@ DSPARK_INLINE Floats rounded_bf16(Floats x) {
 DSPARK_INLINE Words short_magnitudes(const uint16_t* p) {
   return _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi16(0x7fff));
 }
+// The lower half of each word in its upper half, and the upper half alone; zeros below.
+DSPARK_INLINE Words low_shorts_up(Words x) { return _mm512_slli_epi32(x, 16); }
+DSPARK_INLINE Words high_shorts(Words x) {
+  return _mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000)));
+}
 DSPARK_INLINE Words max_unsigned_shorts(Words a, Words b) { return _mm512_max_epu16(a, b); }
 // Of each pair of them the larger, as the upper half of a word.
 DSPARK_INLINE Words larger_shorts(Words x) {
@@ -212,6 +217,13 @@ DSPARK_INLINE Floats rounded_bf16(Floats x) {
 DSPARK_INLINE Words short_magnitudes(const uint16_t* p) {
   const __m256i mask = _mm256_set1_epi16(0x7fff);
   return {_mm256_and_si256(load_half(p), mask), _mm256_and_si256(load_half(p + kLanes), mask)};
+}
+DSPARK_INLINE Words low_shorts_up(Words x) {
+  return {_mm256_slli_epi32(x.a, 16), _mm256_slli_epi32(x.b, 16)};
+}
+DSPARK_INLINE Words high_shorts(Words x) {
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  return {_mm256_and_si256(x.a, upper), _mm256_and_si256(x.b, upper)};
 }
 DSPARK_INLINE Words max_unsigned_shorts(Words x, Words y) {
   return {_mm256_max_epu16(x.a, y.a), _mm256_max_epu16(x.b, y.b)};
