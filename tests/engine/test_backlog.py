@@ -21,10 +21,12 @@ def backlog_of(places: list[int]) -> Backlog:
     return waiting
 
 
-def taken(waiting: Backlog, rows: list[int], lengths: list[int]) -> list[tuple[int, int, float]]:
+def taken(
+    waiting: Backlog, rows: list[int], lengths: list[int], table: torch.Tensor = TABLE
+) -> list[tuple[int, int, float]]:
     """Position, place and tap of each."""
     found = []
-    for late in waiting.take(TABLE, rows, lengths):
+    for late in waiting.take(table, rows, lengths):
         assert late.max_visible == int(late.positions_N.max()) + 1
         columns = late.positions_N.tolist(), late.places_N.tolist(), late.taps_NM[:, 0].tolist()
         found += zip(*columns, strict=True)
@@ -65,3 +67,47 @@ def test_what_nobody_takes_is_not_looked_for_in_every_step() -> None:
     waiting.forget(torch.tensor([17]))
     assert taken(waiting, [2], [3]) == []
     assert pages[waiting._has_late].tolist() == [5]
+
+
+@pytest.mark.parametrize("most_held", [0, 2, 7])
+@pytest.mark.parametrize("most_news", [1, 3, 100])
+def test_taps_are_held_as_they_came_and_copied_when_they_are_many(
+    monkeypatch: pytest.MonkeyPatch, most_held: int, most_news: int
+) -> None:
+    """Whatever is held, copied, noted at once or late: each place has its latest tap."""
+    monkeypatch.setattr(backlog, "_MOST_HELD", most_held)
+    monkeypatch.setattr(backlog, "_MOST_NEWS", most_news)
+    monkeypatch.setattr(backlog, "_PIECE", 3)
+    table = torch.arange(6, dtype=torch.int32)[None]
+    rng = torch.Generator().manual_seed(most_held)
+    waiting, wanted = Backlog(num_pages=6, page_size=PAGE_SIZE), dict[int, float]()
+    for step in range(60):
+        places = torch.randint(0, 24, (3,), generator=rng)
+        if step % 4 == 3:
+            waiting.forget(places)
+            wanted = {p: tap for p, tap in wanted.items() if p not in places.tolist()}
+        else:
+            values = [step + 0.25 * i for i in range(3)]
+            waiting.keep(taps(values), places)
+            wanted.update(zip(places.tolist(), values, strict=True))
+        assert waiting._num_held <= most_held + 3
+        if step % 7 == 6:
+            length = 1 + step % 24
+            found = taken(waiting, [0], [length], table)
+            assert {place: tap for _, place, tap in found} == {
+                place: tap for place, tap in wanted.items() if place < length
+            }
+            assert all(position == place for position, place, _ in found)
+            wanted = {place: tap for place, tap in wanted.items() if place >= length}
+
+
+def test_what_was_replaced_is_never_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that end and give their pages to others cost no copy, and no memory."""
+    monkeypatch.setattr(backlog, "_MOST_HELD", 8)
+    monkeypatch.setattr(backlog, "_PIECE", 4)
+    waiting = Backlog(num_pages=6, page_size=PAGE_SIZE)
+    for step in range(40):
+        waiting.keep(taps([step, step + 0.5]), torch.tensor([4 + step % 3, 8 + step % 3]))
+    assert waiting._taps_PM is None
+    assert len(waiting._steps) <= 6
+    assert sorted(taken(waiting, [0], [3])) == [(0, 4, 39.0), (1, 5, 37.0), (2, 6, 38.0)]

@@ -1,8 +1,8 @@
-"""Looks at plain steps: rarer as time goes on, and where drafting brings much."""
+"""Probes of whom little has to be made up for; looks at plain steps, rarer as time goes on."""
 
 import pytest
 
-from dspark.engine.probes import LOOK, PlainLooks
+from dspark.engine.probes import LOOK, PlainLooks, candidates
 
 
 def drafting_steps(
@@ -37,3 +37,8 @@ def test_numbers_of_requests_near_each_other_share_their_looks() -> None:
     assert drafting_steps(looks, 8, lift=1.0, num_looks=1) == [16]
     assert drafting_steps(looks, 11, lift=1.0, num_looks=1) == [64]
     assert drafting_steps(looks, 2, lift=1.0, num_looks=1) == [16]
+
+
+def test_new_requests_are_probed_youngest_first_then_those_that_rested_longest() -> None:
+    drafted_at, rounds = [None, 40, None, 20, 95, None], [30, 60, 2, 60, 100, 9]
+    assert candidates(drafted_at, rounds) == [2, 5, 0, 3, 1]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.core import Coupling, DraftBlock, SamplingParams
-from dspark.engine import draft_pass
+from dspark.engine import backlog
 from dspark.engine.batch import Run, layout_of
 from dspark.engine.draft_pass import DraftPass
 from dspark.engine.kv_cache import KVCache
@@ -231,9 +231,9 @@ def test_many_waiting_tokens_enter_with_the_next_block(instructions: str) -> Non
         assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("most_pending", [1, 20, 256])
+@pytest.mark.parametrize("most_held", [0, 20, 4096])
 def test_what_was_put_off_is_fed_when_its_request_drafts(
-    instructions: str, most_pending: int
+    monkeypatch: pytest.MonkeyPatch, instructions: str, most_held: int
 ) -> None:
     """As if each step were fed at once: with tokens that were rejected, and places of requests
     that have gone."""
@@ -252,7 +252,9 @@ def test_what_was_put_off_is_fed_when_its_request_drafts(
             starts = [min(s + 1, length - 5) for s, length in zip(starts, lengths, strict=True)]
         served.feed([(r, lengths[r] - 5, 4) for r in range(5)], generator)
 
-    with torch.inference_mode(), patch.object(draft_pass, "_MOST_PENDING", most_pending):
+    monkeypatch.setattr(backlog, "_MOST_HELD", most_held)
+    monkeypatch.setattr(backlog, "_PIECE", 30)
+    with torch.inference_mode():
         feed = at_once.proposer.feed
         with patch.object(
             at_once.proposer, "feed", lambda states: (feed(states), at_once.proposer.write_fed())

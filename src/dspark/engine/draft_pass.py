@@ -40,10 +40,6 @@ from dspark.models.heads import ConfidenceHead
 from dspark.models.kinds import vocabulary_of
 from dspark.models.rotary import RotaryTables
 
-_MOST_PENDING = 256
-"""Tokens of the latest steps that wait for the next block, whoever draws it. When they are more,
-nobody has drafted for a while, and they join those that wait for their own request to draft."""
-
 
 class DraftPass:
     """A DSpark drafter, its pages, and its vocabulary: a `Proposer`."""
@@ -88,8 +84,8 @@ class DraftPass:
                 values=self._pages.values,
             )
         self._tables = RotaryTables(drafter.angles)
-        self._pending: list[StepStates] = []
-        self._num_pending = 0
+        self._pending: StepStates | None = None  # of the latest step
+        self._is_late = False  # whether a step was put off since the last block
         self._backlog = Backlog(num_pages=num_pages, page_size=page_size)
         self._probs = torch.empty(0, device=self.device)  # memory of q, kept from step to step
 
@@ -97,66 +93,68 @@ class DraftPass:
         """Take the tokens of a step in for the drafter's pages.
 
         They wait until a block is drawn, and longer where their request does not draft: that
-        costs a copy instead of the context's arithmetic. Rejected tokens may be among them: their
+        costs memory instead of the context's arithmetic. Rejected tokens may be among them: their
         positions are written again, by the next block and by a later step, before anything reads
         them.
         """
         if self._context is None:
             self._feed_by_modules(states)
             return
-        num_tokens = len(states.taps_NM)
-        if self._pending and self._num_pending + num_tokens > _MOST_PENDING:
-            self._put_back()
-        self._backlog.forget(states.layout.slots_N)
-        self._pending.append(states)
-        self._num_pending += num_tokens
+        if self._pending is not None:
+            self._put_off(self._pending)
+        self._pending = states
 
     def catch_up(self, requests: Sequence[LiveRequest], *, cache: KVCache) -> None:
         """Feed what these requests have left behind while they did not draft."""
-        if len(self._pending) > 1:  # nobody drafted in the last step: not all that wait draft now
-            self._put_back()
+        if self._pending is not None:
+            if self._is_late:  # nobody drafted in the last step: not all of its requests draft now
+                self._put_off(self._pending)
+                self._pending = None
+            else:
+                self._backlog.forget(self._pending.layout.slots_N)
+        self._is_late = False
         lengths = [len(live.tokens) - 1 for live in requests]
         for late in self._backlog.take(cache.table, [live.slot for live in requests], lengths):
             tokens = WaitingTokens(late.taps_NM, late.positions_N, late.places_N)
-            self._write([tokens], max_visible=late.max_visible)
+            self._write(tokens, max_visible=late.max_visible)
 
-    def _put_back(self) -> None:
-        """The latest tokens are no longer for whoever drafts next."""
-        pending, self._pending, self._num_pending = self._pending, [], 0
-        taps_NM = _joined([states.taps_NM for states in pending])
-        places_N = _joined([states.layout.slots_N for states in pending])
-        self._backlog.keep(taps_NM.to(self._dtype), places_N)
+    def _put_off(self, states: StepStates) -> None:
+        """The tokens of this step are not for whoever drafts next."""
+        self._is_late = True
+        taps_NM = states.taps_NM
+        if taps_NM.dtype != self._dtype:
+            taps_NM = taps_NM.to(self._dtype)
+        self._backlog.keep(taps_NM, states.layout.slots_N)
 
     def write_fed(self) -> None:
         """Write keys and values of the context for the latest tokens."""
         max_visible, waiting = self._take_pending()
-        if waiting:
-            self._write(waiting, max_visible=max_visible)
+        for tokens in waiting:
+            self._write(tokens, max_visible=max_visible)
 
-    def _write(self, waiting: Sequence[WaitingTokens], *, max_visible: int) -> None:
+    def _write(self, tokens: WaitingTokens, *, max_visible: int) -> None:
         assert self._context is not None
         cos_PE, sin_PE = self._tables.up_to(max_visible)
         feed_context(
             self._context,
-            _joined([tokens.taps_NM for tokens in waiting]),
+            tokens.taps_NM,
             keys=self._pages.keys,
             values=self._pages.values,
             cos_PE=cos_PE,
             sin_PE=sin_PE,
-            positions_N=_joined([tokens.positions_N for tokens in waiting]),
-            places_N=_joined([tokens.places_N for tokens in waiting]),
+            positions_N=tokens.positions_N,
+            places_N=tokens.places_N,
         )
 
     def _take_pending(self) -> tuple[int, list[WaitingTokens]]:
-        """All tokens that wait, which then do so no more, and the positions that they know."""
-        pending, self._pending, self._num_pending = self._pending, [], 0
-        waiting = [
-            WaitingTokens(
-                states.taps_NM.to(self._dtype), states.layout.positions_N, states.layout.slots_N
-            )
-            for states in pending
-        ]
-        return max((states.layout.max_visible for states in pending), default=0), waiting
+        """The tokens of the latest step, which then wait no more, and the positions that they
+        know."""
+        states, self._pending = self._pending, None
+        if states is None:
+            return 0, []
+        layout = states.layout
+        tokens = WaitingTokens(states.taps_NM.to(self._dtype), layout.positions_N, layout.slots_N)
+        return layout.max_visible, [tokens]
 
     def propose(
         self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: RoundTable
@@ -384,7 +382,3 @@ class DraftPass:
         e_RKr = torch.stack(list(embeddings), dim=1) if head.rank > 0 else None
         logits_RK: Tensor = head(hidden_RKD, e_RKr)
         return logits_RK
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

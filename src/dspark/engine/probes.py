@@ -7,7 +7,7 @@ of requests, and `_MOST_SAVED` tokens or one probe besides. What counts is what 
 
 from collections.abc import Sequence
 
-LOSS = 0.005
+LOSS = 0.003
 SPACING = 8
 """Rounds between two probes of a request, at least."""
 MOST_PROBED = 8
@@ -45,13 +45,19 @@ class Probes:
 
 
 def candidates(drafted_at: Sequence[int | None], rounds: Sequence[int]) -> list[int]:
-    """Indices of those who have not drafted for a while: new ones, then the longest."""
-    ages = [
-        now + 2**30 if last is None else now - last
-        for last, now in zip(drafted_at, rounds, strict=True)
+    """Indices of those who have not drafted for a while: new ones, then the longest. Of the new
+    ones the youngest come first: what a drafter has to make up for grows with every round."""
+    found = [
+        index
+        for index, (last, now) in enumerate(zip(drafted_at, rounds, strict=True))
+        if last is None or now - last >= SPACING
     ]
-    found = [index for index, age in enumerate(ages) if age >= SPACING]
-    return sorted(found, key=lambda index: -ages[index])
+
+    def place(index: int) -> tuple[bool, int]:
+        last, now = drafted_at[index], rounds[index]
+        return (False, now) if last is None else (True, last - now)
+
+    return sorted(found, key=place)
 
 
 class PlainLooks:
