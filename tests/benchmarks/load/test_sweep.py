@@ -123,12 +123,29 @@ def test_every_closed_unit_of_a_load_does_the_same_work(whole: Sweep) -> None:
     assert len(alone) == 1
 
 
+def test_a_unit_of_few_users_has_as_many_answers_of_each_domain(
+    target: Target, tmp_path: Path
+) -> None:
+    """However little time there is: a policy's gain depends on the text, and one answer says
+    little of it. With more users rounds hold many answers anyway."""
+    config = replace(CONFIG, policies=("none", "fixed:4"), concurrency=(1, 2, 6), rates=())
+    for unit_s, answers in ((0.01, (3, 3, 4)), (1.2, (9, 15, 19))):
+        path = tmp_path / f"{unit_s}.jsonl"
+        found = run(target, path, config=replace(config, unit_s=unit_s)).results
+        assert [found.work[load] / 24 for load in config.loads] == list(answers)
+        for unit, measured in found.units.items():
+            if unit.load.has_few:
+                rounds = [counts.rounds for counts in measured.domains.values()]
+                assert len(rounds) == 3
+                assert min(rounds) > 0.3 * max(rounds)
+
+
 def test_a_machine_that_slows_down_hits_all_policies_of_a_round_alike(
     target: Target, tmp_path: Path
 ) -> None:
     """The machine turns three times as slow while it is measured; ratios stay what they are."""
     config = replace(
-        CONFIG, policies=("auto", "none", "fixed:4"), concurrency=(1,), rates=(), repeats=5
+        CONFIG, policies=("auto", "none", "fixed:4"), concurrency=(3,), rates=(), repeats=5
     )
     found = []
     for drift in (0.0, 0.2):
@@ -150,18 +167,18 @@ def test_a_machine_that_slows_down_hits_all_policies_of_a_round_alike(
         assert made.run()
         found.append(report_of(made).runs[0])
     even, drifting = found
-    rates = drifting.policies["none"]["1"]
+    rates = drifting.policies["none"]["3"]
     assert rates.tokens_per_s_max > 1.5 * rates.tokens_per_s_min
     for policy in ("none", "fixed:4"):
         ours, theirs = (
-            {**(run.auto_over_plain or {}), "best": (run.auto_over_best or {})["1"]}
+            {**(run.auto_over_plain or {}), "best": (run.auto_over_best or {})["3"]}
             for run in found
         )
         assert ours.keys() == theirs.keys()
         for name in ours:
             assert theirs[name].ratio == pytest.approx(ours[name].ratio, rel=0.1), policy
     assert drifting.auto_over_best is not None
-    versus = drifting.auto_over_best["1"]
+    versus = drifting.auto_over_best["3"]
     assert versus.repeats == 5
     assert versus.quartiles is not None
     assert versus.quartiles[0] <= versus.ratio <= versus.quartiles[1]
@@ -209,20 +226,21 @@ def test_time_that_is_up_ends_the_run_between_two_units(target: Target, tmp_path
     assert len(found.results.units) == 3
     assert found.run()  # the same command goes on
     assert set(found.results.units) == set(config.units())
-    # units are shortened so that all of them would have fitted: 30 s, 12 units
-    assert config.num_units == 12
+    # units are shortened so that all of them would have fitted: 12, 4 of them twice as long
+    assert (config.num_units, config.num_lengths) == (12, 16.0)
     assert found.results.work[CONFIG.loads[-1]] == pytest.approx(8 * 0.6)
     shorter = replace(config, budget_minutes=0.1)
     again = sweep(target, tmp_path / "s.jsonl", config=shorter, wall=FakeClock())
     again.run()
-    assert again.results.work[CONFIG.loads[-1]] == pytest.approx(8 * 0.6 * 6 / 12)
+    assert again.results.work[CONFIG.loads[-1]] == pytest.approx(8 * 0.6 * 6 / 16)
 
 
 def test_every_load_gets_its_share_of_the_minutes_in_whole_rounds(
     target: Target, tmp_path: Path
 ) -> None:
+    """That of one user twice as much as the other."""
     config = replace(
-        CONFIG, policies=("none", "mtp1"), rates=(), repeats=4, budget_minutes=1.0, unit_s=0.2
+        CONFIG, policies=("none", "mtp1"), rates=(), repeats=5, budget_minutes=1.5, unit_s=0.2
     )
     wall = FakeClock()
     found = sweep(target, tmp_path / "r.jsonl", config=config, wall=wall)
@@ -232,7 +250,8 @@ def test_every_load_gets_its_share_of_the_minutes_in_whole_rounds(
 
     assert not found.run(on_unit=pass_time)
     counts = Counter((u.load.name, u.policy) for u in found.results.units)
-    assert counts == {(load, policy): 2 for load in ("1", "6") for policy in config.policies}
+    rounds = {"1": 4, "6": 2}
+    assert counts == {(load, p): n for load, n in rounds.items() for p in config.policies}
 
 
 def test_results_of_other_settings_are_refused(target: Target, tmp_path: Path) -> None:

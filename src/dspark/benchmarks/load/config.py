@@ -12,6 +12,9 @@ AUTO = "auto"
 MTP1 = "mtp1"
 OPEN_REQUESTS = 64
 """Requests in flight under an open load; others wait."""
+_FEW_USERS, _FEW_TIMES = 2, 2.0
+"""Of so many users a second commits few tokens, and what a policy gains depends on the text: their
+measurements take so many times as long."""
 
 
 class LoadKind(StrEnum):
@@ -32,6 +35,16 @@ class Load:
     def name(self) -> str:
         """The level as a key of the JSON: "8", "2.5"."""
         return f"{self.level:g}"
+
+    @property
+    def times(self) -> float:
+        """Times as long as those of other loads that its measurements take."""
+        return _FEW_TIMES if self.has_few else 1.0
+
+    @property
+    def has_few(self) -> bool:
+        """Whether it has so few users that the text of single answers shows in its figures."""
+        return self.kind is LoadKind.CLOSED and self.level <= _FEW_USERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +75,8 @@ class LoadConfig:
     count."""
     unit_s: float = 1.5
     """Seconds of one measurement, by plain decoding's speed at that load; all policies then do the
-    work that plain decoding does in this time, in whole answers."""
+    work that plain decoding does in this time, in whole answers. Of one or two users it lasts twice
+    as long and holds as many answers of each domain."""
     budget_minutes: float | None = None
     """Minutes for the whole run: shortens each measurement to fit, and stops in any case. The same
     command goes on where it stopped."""
@@ -133,6 +147,12 @@ class LoadConfig:
         """How many `units` there are."""
         per_repeat = len(self.temperatures) * len(self.loads) * len(self.policies)
         return self.repeats * per_repeat
+
+    @property
+    def num_lengths(self) -> float:
+        """Lengths of a measurement that all of them take together."""
+        times = sum(load.times for load in self.loads)
+        return self.repeats * len(self.temperatures) * len(self.policies) * times
 
 
 def default_policies(block_size: int) -> list[str]:

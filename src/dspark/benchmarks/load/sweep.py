@@ -65,7 +65,8 @@ class Sweep:
     def run(self, *, on_unit: OnUnit | None = None) -> bool:
         """Measure what the results do not hold yet; whether everything is measured now.
 
-        Each sitting gets an equal share of the time that is left, and ends after a whole round.
+        Each sitting gets its share of the time that is left, by the length of its measurements, and
+        ends after a whole round.
         """
         budget = self.config.budget_minutes
         up_at = math.inf if budget is None else self.wall() + 60.0 * budget
@@ -76,7 +77,8 @@ class Sweep:
             if not rounds:
                 continue
             now = self.wall()
-            until = now + (up_at - now) / (len(sittings) - number)
+            times = [following.times for _, following in sittings[number:]]
+            until = now + (up_at - now) * times[0] / sum(times)
             deck = replace(decks[temperature], seed=self.config.seed + rounds[0][0].repeat)
             begun = self._open if load.kind is LoadKind.OPEN else self._closed
             with begun(load, deck, rounds) as measure:
@@ -125,7 +127,7 @@ class Sweep:
                 plain = loads.get(NONE)
                 if plain is None:
                     plain = self._load(NONE, deck, num_users)
-                self.results.add_work(load, self._work(plain, num_users))
+                self.results.add_work(load, self._work(plain, load))
             work = int(self.results.work[load])
             start = max(each.num_tokens for each in loads.values())
             for each in loads.values():
@@ -149,11 +151,16 @@ class Sweep:
         load.ramp_up()
         return load
 
-    def _work(self, plain: ClosedLoad, num_users: int) -> float:
-        """Tokens that plain decoding commits in `unit_s`, in whole answers."""
+    def _work(self, plain: ClosedLoad, load: Load) -> float:
+        """Tokens that plain decoding commits in a unit's time, in whole answers."""
+        num_users, length = int(load.level), self.config.max_new_tokens
         pilot = plain.run_to(plain.num_tokens + _PILOT_STEPS * num_users)
-        tokens = max(pilot.tokens_per_s * self._unit_s, _LEAST_STEPS * num_users)
-        length = self.config.max_new_tokens
+        tokens = max(
+            pilot.tokens_per_s * self._unit_s * load.times, float(_LEAST_STEPS * num_users)
+        )
+        if load.has_few:  # the domains are dealt in turn
+            turn = length * len({task.domain for task in self.tasks})
+            return float(math.ceil(tokens / turn) * turn)
         return float(max(round(tokens / length), 1) * length)
 
     @contextmanager
@@ -202,4 +209,4 @@ class Sweep:
         budget = self.config.budget_minutes
         if budget is None:
             return self.config.unit_s
-        return min(self.config.unit_s, 60.0 * budget * _MEASURING / self.config.num_units)
+        return min(self.config.unit_s, 60.0 * budget * _MEASURING / self.config.num_lengths)
