@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
+from dspark.kernels import byte_pages
 from dspark.kernels.attention import attention
 from tests.kernels.conftest import INSTRUCTION_SETS
 from tests.kernels.toy_steps import Case, Step, cases, plain_case
@@ -114,6 +115,21 @@ def test_int8_attends_with_the_same_bits_on_every_instruction_set(case: Case) ->
             step = Step(case)
             results.append(step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages))
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_of_int8_have_room_for_the_largest_of_a_chunk(instructions: str, sign: int) -> None:
+    """All positions of a chunk weigh as much as can be, and all values are as large as can be."""
+    step = Step(plain_case(requests=[(511, 1)], has_bytes=True))
+    at, request_N = torch.arange(511), torch.zeros(511, dtype=torch.int64)
+    rows = torch.full((511, *step.k_NGE.shape[1:]), 2.0 * sign, dtype=step.k_NGE.dtype)
+    slots = step.slots(step.block_tables_RP, request_N, at)
+    for pages, new in ((step.k_pages, step.k_NGE), (step.v_pages, step.v_NGE)):
+        byte_pages.write(pages, rows, slots, is_key=pages is step.k_pages)
+        new.fill_(2.0 * sign)
+    step.q_NHE.fill_(3.0)
+    out = step.run(torch.ops.dspark.attention, step.k_pages, step.v_pages)
+    torch.testing.assert_close(out, torch.full_like(out, 2.0 * sign), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", ["slots_N", "block_tables_RP", "query_starts_R1", "visible_N"])

@@ -26,6 +26,9 @@ void attention_chunk(const Attention& a, const AttentionPiece& piece, float* scr
     chunk_of_rows = chunk_of_bytes;
   } else if (a.type == Type::kBFloat16) {
     chunk_of_rows = chunk_of<Singles<uint16_t>>;
+#if !defined(__AVX512F__)
+    if (a.head_dim % kLanes == 0) chunk_of_rows = chunk_of<Halves>;
+#endif
 #if DSPARK_USES_PAIRS
     if (a.head_dim % (2 * kLanes) == 0) chunk_of_rows = chunk_of<Pairs>;
 #endif

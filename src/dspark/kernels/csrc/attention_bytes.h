@@ -14,30 +14,28 @@ constexpr int kByteRows = 6, kByteBlocks = 4;  // 24 sums, 4 operands, 1 broadca
 constexpr int kWeightRows = 3, kWeightGroups = 4;  // the same: each sum has two parts
 #else
 constexpr int kByteRows = 3, kByteBlocks = 1;
-constexpr int kWeightRows = 1, kWeightGroups = 1;
+constexpr int kWeightRows = 3, kWeightGroups = 1;
 #endif
 constexpr int64_t kByteLine = 64;
 constexpr int64_t kChunkBlocks = kChunk / kBytePositions;
 constexpr float kMostWeight = 65535.0f;  // of a row's chunk; 255 * 127 * kChunk is exact as float32
 constexpr float kLeastScale = 1e-30f;  // smaller products of weight and scale count as none
 
-// sum += four unsigned bytes times four signed ones, in each lane.
-DSPARK_INLINE Words add_dot(Words sum, Words u, Words s) {
-#if defined(__AVX512VNNI__)
-  // Not the intrinsic, see DotInt8.
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(u), "v"(s));
+#if defined(__AVX512F__)
+// Four bytes of each lane, and four of a row for all lanes.
+using Fours = Words;
+using QueryValue = int8_t;
+
+// Shifted bytes as signed values, and their sum; `q` may be where the bytes are.
+DSPARK_INLINE int32_t take_query(const uint8_t* bytes, int64_t padded, int8_t* q) {
+  int32_t sum = 0;
+  for (int64_t e = 0; e < padded; ++e) {
+    q[e] = static_cast<int8_t>(bytes[e] ^ 128);
+    sum += q[e];
+  }
   return sum;
-#else
-  // In 16 bits, because the 8-bit instruction of AVX2 saturates.
-  const auto half = [](__m256i total, __m256i x, __m256i y) __attribute__((always_inline)) {
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0xff)),
-                                           _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
-    return _mm256_add_epi32(total, _mm256_add_epi32(even, odd));
-  };
-  return {half(sum.a, u.a, s.a), half(sum.b, u.b, s.b)};
-#endif
 }
+DSPARK_INLINE Fours unsigned_fours(const char* p) { return load_words(p); }
 
 DSPARK_INLINE Words splat_bytes(const void* four) {
   int32_t bits;
@@ -45,25 +43,114 @@ DSPARK_INLINE Words splat_bytes(const void* four) {
   return splat_word(bits);
 }
 
+// sum += four unsigned bytes times four signed ones, in each lane.
+DSPARK_INLINE Words add_dot(Words sum, Words u, Words s) {
+  // Not the intrinsic, see DotInt8.
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(u), "v"(s));
+  return sum;
+}
+DSPARK_INLINE Words add_products(Words sum, Fours keys, const int8_t* four) {
+  return add_dot(sum, keys, splat_bytes(four));
+}
+
+#else
+// The 8-bit products of AVX2 saturate. Bytes are widened to 16 bits, once for all rows: first and
+// third of each lane, second and fourth. Rows have their fours in that order.
+struct Fours {
+  Words even, odd;
+};
+using QueryValue = int16_t;
+
+DSPARK_INLINE Fours unsigned_fours(const char* p) {
+  const Words x = load_words(p);
+  const __m256i low = _mm256_set1_epi16(0xff);
+  return {{_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low)},
+          {_mm256_srli_epi16(x.a, 8), _mm256_srli_epi16(x.b, 8)}};
+}
+DSPARK_INLINE Fours signed_fours(const char* p) {
+  const Words x = load_words(p);
+  const auto even = [](__m256i y) __attribute__((always_inline)) {
+    return _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8);
+  };
+  return {{even(x.a), even(x.b)}, {_mm256_srai_epi16(x.a, 8), _mm256_srai_epi16(x.b, 8)}};
+}
+
+// Not the intrinsic: GCC loads two pairs into one register of the other kind, and takes them apart.
+DSPARK_INLINE __m256i splat_pair(const int16_t* two) {
+  __m256i x;
+  asm("vpbroadcastd %1, %0" : "=x"(x) : "m"(*reinterpret_cast<const char(*)[4]>(two)));
+  return x;
+}
+
+// sum += both products of each pair. Not the intrinsics: GCC adds the products up first, and then
+// has more of them than registers.
+DSPARK_INLINE void add_pairs(__m256i& sum, __m256i x, __m256i pair) {
+  __m256i product;
+  asm("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(x), "x"(pair));
+}
+DSPARK_INLINE Words add_products(Words sum, const Fours& x, const int16_t* four) {
+  const __m256i even = splat_pair(four), odd = splat_pair(four + 2);
+  add_pairs(sum.a, x.even.a, even);
+  add_pairs(sum.b, x.even.b, even);
+  add_pairs(sum.a, x.odd.a, odd);
+  add_pairs(sum.b, x.odd.b, odd);
+  return sum;
+}
+
+// Sixteen values of 16 bits, each four of them in the order of `Fours`.
+DSPARK_INLINE void store_fours(int16_t* p, __m256i x) {
+  const __m256i y = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(x, 0xd8), 0xd8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), y);
+}
+
+DSPARK_INLINE int32_t take_query(const uint8_t* bytes, int64_t padded, int16_t* q) {
+  const __m256i shift = _mm256_set1_epi16(128), one = _mm256_set1_epi16(1);
+  __m256i sums = _mm256_setzero_si256();
+  for (int64_t e = 0; e < padded; e += kLanes) {
+    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + e));
+    const __m256i values = _mm256_sub_epi16(_mm256_cvtepu8_epi16(x), shift);
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(values, one));
+    store_fours(q + e, values);
+  }
+  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+#endif
+
 // Where the thread's scratch memory holds what.
 struct ByteScratch {
   float* scores;  // [rows][kChunk], then weights times the scales of values
   float* scales;  // [rows], of q, then of the weights
   int32_t* starts;  // [rows], of the sums of scores: what shifted keys add too much
-  int8_t* q;  // [rows][padded]
+  QueryValue* q;  // [rows][padded]
+#if defined(__AVX512F__)
   uint8_t* high;  // [rows][kChunk], of the weights
   uint8_t* low;
+#else
+  int16_t* weights;  // [rows][kChunk], less 2^15, in the order of `Fours`
+  uint8_t* row;      // [padded], of q
+#endif
 
   ByteScratch(float* memory, int64_t num_rows, int64_t padded) {
     scores = memory;
     scales = scores + num_rows * kChunk;
     starts = reinterpret_cast<int32_t*>(scales + num_rows);
-    q = reinterpret_cast<int8_t*>(starts + num_rows);
+    q = reinterpret_cast<QueryValue*>(starts + num_rows);
+#if defined(__AVX512F__)
     high = reinterpret_cast<uint8_t*>(q + num_rows * padded);
     low = high + num_rows * kChunk;
+#else
+    weights = q + num_rows * padded;
+    row = reinterpret_cast<uint8_t*>(weights + num_rows * kChunk);
+#endif
   }
   static int64_t size(int64_t num_rows, int64_t padded) {
+#if defined(__AVX512F__)
     return num_rows * (kChunk + 2 + padded / 4 + kChunk / 2);
+#else
+    return num_rows * (kChunk + 2 + padded / 2 + kChunk / 2) + padded / 4;
+#endif
   }
 };
 
@@ -97,22 +184,22 @@ void load_byte_query(const Attention& a, const AttentionTile& tile, int64_t row,
   const int64_t token = tile.token_begin + row / a.num_sharing;
   const int64_t head = tile.kv_head * a.num_sharing + row % a.num_sharing;
   const int64_t value_bytes = a.type == Type::kBFloat16 ? 2 : 4;
-  int8_t* const q = s.q + row * padded;
+  QueryValue* const q = s.q + row * padded;
+#if defined(__AVX512F__)
+  uint8_t* const bytes = reinterpret_cast<uint8_t*>(q);
+#else
+  uint8_t* const bytes = s.row;
+#endif
   quantize_row(a.type, a.q + (token * a.q_strides[0] + head * a.q_strides[1]) * value_bytes,
-               a.head_dim, reinterpret_cast<uint8_t*>(q), padded, s.scales + row);
-  int32_t sum = 0;
-  for (int64_t e = 0; e < padded; ++e) {
-    q[e] = static_cast<int8_t>(static_cast<uint8_t>(q[e]) ^ 128);
-    sum += q[e];
-  }
-  s.starts[row] = -128 * sum;
+               a.head_dim, bytes, padded, s.scales + row);
+  s.starts[row] = -128 * take_query(bytes, padded, q);
 }
 
 // Scores of kNumRows rows over kNumBlocks blocks.
 template <int kNumRows, int kNumBlocks>
 void score_bytes(const Attention& a, const ByteScratch& s, int64_t padded, const char* const* keys,
                  int64_t row, int64_t block) {
-  const int8_t* const q = s.q + row * padded;
+  const QueryValue* const q = s.q + row * padded;
   const char* k[kNumBlocks];
 #pragma GCC unroll 4
   for (int b = 0; b < kNumBlocks; ++b) k[b] = keys[block + b];
@@ -123,15 +210,14 @@ void score_bytes(const Attention& a, const ByteScratch& s, int64_t padded, const
     for (int b = 0; b < kNumBlocks; ++b) sums[r][b] = splat_word(s.starts[row + r]);
 #pragma GCC unroll 1
   for (int64_t unit = 0; unit < padded / 4; ++unit) {
-    Words x[kNumBlocks];
+    Fours x[kNumBlocks];
 #pragma GCC unroll 4
-    for (int b = 0; b < kNumBlocks; ++b) x[b] = load_words(k[b] + unit * kByteLine);
+    for (int b = 0; b < kNumBlocks; ++b) x[b] = unsigned_fours(k[b] + unit * kByteLine);
 #pragma GCC unroll 8
-    for (int r = 0; r < kNumRows; ++r) {
-      const Words y = splat_bytes(q + r * padded + unit * 4);
+    for (int r = 0; r < kNumRows; ++r)
 #pragma GCC unroll 4
-      for (int b = 0; b < kNumBlocks; ++b) sums[r][b] = add_dot(sums[r][b], x[b], y);
-    }
+      for (int b = 0; b < kNumBlocks; ++b)
+        sums[r][b] = add_products(sums[r][b], x[b], q + r * padded + unit * 4);
   }
 #pragma GCC unroll 4
   for (int b = 0; b < kNumBlocks; ++b) {
@@ -153,8 +239,8 @@ void score_byte_rows(const Attention& a, const ByteScratch& s, int64_t padded,
     break;
       DSPARK_CASE(1)
       DSPARK_CASE(2)
-#if defined(__AVX512F__)
       DSPARK_CASE(3)
+#if defined(__AVX512F__)
       DSPARK_CASE(4)
       DSPARK_CASE(5)
 #endif
@@ -185,12 +271,19 @@ void weigh_bytes(const Attention& a, const ByteScratch& s, int64_t padded,
   const Floats factor = splat(most > kLeastScale ? kMostWeight / most : 0.0f);
   for (int64_t b = blocks.low; b < blocks.high; ++b) {
     const Words whole = to_words(mul(load(scores + b * kLanes), factor));
-    store_bytes(s.low + row * kChunk + b * kLanes, whole);
-    store_bytes(s.high + row * kChunk + b * kLanes, high_bytes(whole));
+    const int64_t at = row * kChunk + b * kLanes;
+#if defined(__AVX512F__)
+    store_bytes(s.low + at, whole);
+    store_bytes(s.high + at, high_bytes(whole));
+#else
+    const Words x = sub_words(whole, splat_word(1 << 15));
+    store_fours(s.weights + at, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8));
+#endif
   }
 }
 
 // Sums of weight times value for kNumRows rows and kGroups times 16 values from e on.
+#if defined(__AVX512F__)
 template <int kNumRows, int kGroups>
 void add_byte_values(const ByteScratch& s, int64_t padded, const char* const* values, Range blocks,
                      int64_t row, int64_t e, float* out, int64_t out_stride) {
@@ -227,6 +320,42 @@ void add_byte_values(const ByteScratch& s, int64_t padded, const char* const* va
             mul(fma(to_floats(high[r][g]), splat(256.0f), to_floats(low[r][g])),
                 splat(s.scales[row + r])));
 }
+#else
+template <int kNumRows, int kGroups>
+void add_byte_values(const ByteScratch& s, int64_t padded, const char* const* values, Range blocks,
+                     int64_t row, int64_t e, float* out, int64_t out_stride) {
+  static_assert(kGroups == 1 && kChunk / 2 * 127 < 1 << 15);
+  Words sums[kNumRows];
+#pragma GCC unroll 4
+  for (int r = 0; r < kNumRows; ++r) sums[r] = zero_words();
+  Words all = zero_words();  // values of two and two positions, in 16 bits
+  const int16_t* const weights = s.weights + row * kChunk;
+  for (int64_t b = blocks.low; b < blocks.high; ++b) {
+    const char* v = values[b] + e * 4;
+#pragma GCC unroll 1
+    for (int64_t j = b * kLanes; j < (b + 1) * kLanes; j += 4, v += padded * 4) {
+      const Fours x = signed_fours(v);
+      all = {_mm256_add_epi16(all.a, _mm256_add_epi16(x.even.a, x.odd.a)),
+             _mm256_add_epi16(all.b, _mm256_add_epi16(x.even.b, x.odd.b))};
+#pragma GCC unroll 4
+      for (int r = 0; r < kNumRows; ++r)
+        sums[r] = add_products(sums[r], x, weights + r * kChunk + j);
+    }
+  }
+  const __m256i one = _mm256_set1_epi16(1);
+  all = {_mm256_madd_epi16(all.a, one), _mm256_madd_epi16(all.b, one)};
+  // Weights lack 2^15: whole numbers of 2^15, and less than that, are both exact as float32.
+  const __m256i least = _mm256_set1_epi32((1 << 15) - 1);
+#pragma GCC unroll 4
+  for (int r = 0; r < kNumRows; ++r) {
+    const Words high = add_words(
+        {_mm256_srai_epi32(sums[r].a, 15), _mm256_srai_epi32(sums[r].b, 15)}, all);
+    const Words low = {_mm256_and_si256(sums[r].a, least), _mm256_and_si256(sums[r].b, least)};
+    store(out + r * out_stride + e,
+          mul(fma(to_floats(high), splat(32768.0f), to_floats(low)), splat(s.scales[row + r])));
+  }
+}
+#endif
 
 template <int kNumRows>
 void add_byte_rows(const ByteScratch& s, int64_t padded, const char* const* values, Range blocks,
@@ -277,11 +406,9 @@ void chunk_of_bytes(const Attention& a, const AttentionPiece& piece, float* memo
       case 1:
         add_byte_rows<1>(s, padded, at.values, blocks, row, out, row_stride);
         break;
-#if defined(__AVX512F__)
       case 2:
         add_byte_rows<2>(s, padded, at.values, blocks, row, out, row_stride);
         break;
-#endif
       default:
         add_byte_rows<kWeightRows>(s, padded, at.values, blocks, row, out, row_stride);
     }

@@ -98,13 +98,42 @@ DSPARK_INLINE void transpose(Floats rows[kLanes]) {
   }
 }
 #else
+// 8 x 8 values of 4 bytes.
+DSPARK_INLINE void transpose_half(__m256 rows[8]) {
+  __m256 a[8], b[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {  // pairs of rows
+    a[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    a[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {  // fours
+    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+    b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+    b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {  // 128-bit lanes: columns i, i + 4
+    rows[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+    rows[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+  }
+}
+
+// 16 x 16 of them.
 DSPARK_INLINE void transpose(Floats rows[kLanes]) {
-  float values[kLanes][kLanes];
-  for (int i = 0; i < kLanes; ++i) store(values[i], rows[i]);
-  for (int i = 0; i < kLanes; ++i) {
-    float column[kLanes];
-    for (int j = 0; j < kLanes; ++j) column[j] = values[j][i];
-    rows[i] = load(column);
+  __m256 quarters[4][8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    quarters[0][i] = rows[i].a, quarters[1][i] = rows[i + 8].a;
+    quarters[2][i] = rows[i].b, quarters[3][i] = rows[i + 8].b;
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) transpose_half(quarters[i]);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    rows[i] = {quarters[0][i], quarters[1][i]};
+    rows[i + 8] = {quarters[2][i], quarters[3][i]};
   }
 }
 #endif

@@ -50,6 +50,14 @@ struct Scratch {
   }
 };
 
+#if !defined(__AVX512F__)
+// Of each pair of bfloat16 values the first or the second, as float32.
+DSPARK_INLINE __m256i lower_half(__m256i x) { return _mm256_slli_epi32(x, 16); }
+DSPARK_INLINE __m256i upper_half(__m256i x) {
+  return _mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000)));
+}
+#endif
+
 #if defined(__AVX512F__)
 // 32 values of 2 bytes are 16 of 4 bytes: one transposition serves twice as many.
 DSPARK_INLINE void transpose_two(const uint16_t* const rows[kLanes], int64_t e, float* out) {
@@ -72,6 +80,7 @@ template <class T>
 struct Singles {
   using Value = T;
   static constexpr bool kStoresPairs = false;
+  static constexpr int kParts = 1;  // values of a unit that are multiplied one after the other
   static int64_t num_units(int64_t head_dim) { return head_dim; }
 
   static void load_query(const T* q, int64_t head_dim, float* out) {
@@ -99,10 +108,39 @@ struct Singles {
     }
   }
 
+  DSPARK_INLINE Words key(Words unit, int) { return unit; }
   DSPARK_INLINE Floats score(Floats sum, Words q, Words key) {
     return fma(as_floats(q), as_floats(key), sum);
   }
 };
+
+#if !defined(__AVX512F__)
+// The same sums of bfloat16 rows, for head sizes that are multiples of 16: keys are transposed and
+// stored as pairs, and widened where they are multiplied.
+struct Halves : Singles<uint16_t> {
+  static constexpr int kParts = 2;
+  static int64_t num_units(int64_t head_dim) { return head_dim / 2; }
+
+  static void transpose_keys(const uint16_t* const rows[kLanes], int64_t head_dim, float* out) {
+    for (int64_t e = 0; e < head_dim; e += kLanes)
+      for (int half = 0; half < kLanes; half += 8) {
+        __m256 values[8];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i)
+          values[i] = _mm256_castsi256_ps(load_half(rows[half + i] + e));
+        transpose_half(values);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i)
+          _mm256_storeu_ps(out + (e / 2 + i) * kKeyStride + half, values[i]);
+      }
+  }
+
+  DSPARK_INLINE Words key(Words unit, int part) {
+    if (part == 0) return {lower_half(unit.a), lower_half(unit.b)};
+    return {upper_half(unit.a), upper_half(unit.b)};
+  }
+};
+#endif
 
 #if DSPARK_USES_PAIRS
 // Products of bfloat16 pairs, added in float32: half the instructions, for head sizes that are
@@ -110,6 +148,7 @@ struct Singles {
 struct Pairs {
   using Value = uint16_t;
   static constexpr bool kStoresPairs = true;
+  static constexpr int kParts = 1;
   static int64_t num_units(int64_t head_dim) { return head_dim / 2; }
 
   static void load_query(const uint16_t* q, int64_t head_dim, float* out) {
@@ -127,6 +166,7 @@ struct Pairs {
     }
   }
 
+  DSPARK_INLINE Words key(Words unit, int) { return unit; }
   DSPARK_INLINE Floats score(Floats sum, Words q, Words key) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(q), reinterpret_cast<__m512bh>(key));
   }
@@ -146,14 +186,17 @@ void score_tile(const Attention& a, const float* q, int64_t padded, const float*
     Words k[kBlocks];
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) k[b] = load_words(keys + unit * kKeyStride + b * kLanes);
+#pragma GCC unroll 2
+    for (int part = 0; part < P::kParts; ++part)
 #pragma GCC unroll 8
-    for (int r = 0; r < kNumRows; ++r) {
-      int32_t bits;
-      memcpy(&bits, q + r * padded + unit, sizeof bits);
-      const Words x = splat_word(bits);
+      for (int r = 0; r < kNumRows; ++r) {
+        int32_t bits;
+        memcpy(&bits, q + r * padded + unit * P::kParts + part, sizeof bits);
+        const Words x = splat_word(bits);
 #pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b) sums[r][b] = P::score(sums[r][b], x, k[b]);
-    }
+        for (int b = 0; b < kBlocks; ++b)
+          sums[r][b] = P::score(sums[r][b], x, P::key(k[b], part));
+      }
   }
   const Floats scale = splat(a.scale);
 #pragma GCC unroll 8
@@ -182,6 +225,31 @@ void score_rows(const Attention& a, const float* q, int64_t padded, const float*
   }
 }
 
+// Sixteen values of a row as a product takes them, and its sums in the row's order.
+DSPARK_INLINE Floats load_values(const float* p) { return load(p); }
+DSPARK_INLINE Floats values_in_order(Floats sums, const float*) { return sums; }
+#if defined(__AVX512F__)
+DSPARK_INLINE Floats load_values(const uint16_t* p) { return load(p); }
+DSPARK_INLINE Floats values_in_order(Floats sums, const uint16_t*) { return sums; }
+#else
+// Even values, then odd ones: two instructions and not four.
+DSPARK_INLINE Floats load_values(const uint16_t* p) {
+  const __m256i pairs = load_half(p);
+  return {_mm256_castsi256_ps(lower_half(pairs)), _mm256_castsi256_ps(upper_half(pairs))};
+}
+DSPARK_INLINE Floats values_in_order(Floats sums, const uint16_t*) {
+  const __m256 low = _mm256_unpacklo_ps(sums.a, sums.b);
+  const __m256 high = _mm256_unpackhi_ps(sums.a, sums.b);
+  return {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+}
+#endif
+template <class T>
+DSPARK_INLINE Floats load_some_values(const T* p, int64_t count) {
+  T values[kLanes] = {};
+  memcpy(values, p, static_cast<size_t>(count) * sizeof(T));
+  return load_values(values);
+}
+
 // Sums of weight times value for kNumRows rows and kWidth times 16 values from e on.
 template <class T, int kNumRows, int kWidth>
 void value_tile(const Attention& a, const Scratch& s, int64_t first_row, Range range, int64_t e,
@@ -199,7 +267,8 @@ void value_tile(const Attention& a, const Scratch& s, int64_t first_row, Range r
     Floats v[kWidth];
 #pragma GCC unroll 4
     for (int w = 0; w < kWidth; ++w)
-      v[w] = kWidth == 1 && count < kLanes ? load_some(row, count) : load(row + w * kLanes);
+      v[w] = kWidth == 1 && count < kLanes ? load_some_values(row, count)
+                                           : load_values(row + w * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kNumRows; ++r) {
       const Floats p = splat(weights[r * kChunk + j]);
@@ -210,7 +279,8 @@ void value_tile(const Attention& a, const Scratch& s, int64_t first_row, Range r
 #pragma GCC unroll 8
   for (int r = 0; r < kNumRows; ++r)
 #pragma GCC unroll 4
-    for (int w = 0; w < kWidth; ++w) store(out + r * out_stride + e + w * kLanes, sums[r][w]);
+    for (int w = 0; w < kWidth; ++w)
+      store(out + r * out_stride + e + w * kLanes, values_in_order(sums[r][w], pages));
 }
 
 template <int kNumRows, class T>

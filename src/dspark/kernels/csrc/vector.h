@@ -192,6 +192,7 @@ DSPARK_INLINE Floats load_bf16(const uint16_t* p) {
           widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
 
+// The bits of x rounded to bfloat16 in the upper halves, as above.
 DSPARK_INLINE __m256i round_bf16(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -200,17 +201,19 @@ DSPARK_INLINE __m256i round_bf16(__m256 x) {
   const __m256 is_nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
   const __m256 y = _mm256_blendv_ps(_mm256_castsi256_ps(rounded),
                                     _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), is_nan);
-  return _mm256_srli_epi32(_mm256_castps_si256(y), 16);
+  return _mm256_castps_si256(y);
 }
 DSPARK_INLINE void store_bf16(uint16_t* p, Floats x) {
-  const __m256i packed = _mm256_packus_epi32(round_bf16(x.a), round_bf16(x.b));
+  const __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(round_bf16(x.a), 16),
+                                             _mm256_srli_epi32(round_bf16(x.b), 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm256_permute4x64_epi64(packed, 0xd8));  // packus works by 128-bit lane
 }
 
 DSPARK_INLINE Floats rounded_bf16(Floats x) {
   const auto half = [](__m256 y) __attribute__((always_inline)) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(round_bf16(y), 16));
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+    return _mm256_castsi256_ps(_mm256_and_si256(round_bf16(y), upper));
   };
   return {half(x.a), half(x.b)};
 }
@@ -332,24 +335,23 @@ DSPARK_INLINE float max_lanes(Floats x) {
 DSPARK_INLINE uint32_t max_lanes(Words x) { return _mm512_reduce_max_epu32(x); }  // unsigned
 #else
 DSPARK_INLINE float sum_lanes(Floats x) {
-  float y[kLanes];
-  store(y, x);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) y[i] += y[i + width];
-  return y[0];
+  const __m256 eight = _mm256_add_ps(x.a, x.b);
+  __m128 y = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+  return _mm_cvtss_f32(_mm_add_ss(y, _mm_shuffle_ps(y, y, 0xb1)));
 }
 DSPARK_INLINE float max_lanes(Floats x) {
-  float y[kLanes];
-  store(y, x);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) y[i] = y[i] < y[i + width] ? y[i + width] : y[i];
-  return y[0];
+  const __m256 eight = _mm256_max_ps(x.b, x.a);
+  __m128 y = _mm_max_ps(_mm256_extractf128_ps(eight, 1), _mm256_castps256_ps128(eight));
+  y = _mm_max_ps(_mm_movehl_ps(y, y), y);
+  return _mm_cvtss_f32(_mm_max_ss(_mm_shuffle_ps(y, y, 0xb1), y));
 }
 DSPARK_INLINE uint32_t max_lanes(Words x) {
-  uint32_t y[kLanes];
-  store_words(y, x);
-  for (int i = 1; i < kLanes; ++i) y[0] = y[0] < y[i] ? y[i] : y[0];
-  return y[0];
+  const __m256i eight = _mm256_max_epu32(x.a, x.b);
+  __m128i y = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  y = _mm_max_epu32(y, _mm_shuffle_epi32(y, 0x4e));
+  y = _mm_max_epu32(y, _mm_shuffle_epi32(y, 0xb1));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(y));
 }
 #endif
 
