@@ -11,21 +11,36 @@ namespace DSPARK_ISA {
 constexpr int64_t kPrefetchBytes = 3072;
 constexpr int64_t kRowBytes = 1 << 20;  // of rows that are written out at a time
 constexpr int64_t kUnitsAtOnce = 8;  // between two times of asking memory for more
-// Of so many tokens, weights that no stream asks for are read plainly: one panel after the other,
-// so that the processor's own prefetching sees one line of addresses, and nothing is asked for
-// (measured on Zen 4: two panels at once and asking took 9 to 17 % longer for one token).
+constexpr int64_t kManyUnits = 32;  // the same of so many tokens that products take far longer
+constexpr int64_t kManyTokens = 24;
 
 #if defined(__AVX512F__)
 constexpr int kTileGroups = 2, kTileTokens = 12;  // 24 of 32 registers are sums
 constexpr int kWideGroups = 4, kWideTokens = 6;  // two panels, for few tokens
-constexpr int kSplitTokens = 5, kSplitFewTokens = 5;  // where an operand takes two registers
+constexpr int kSplitTokens = 5;  // where an operand takes two registers
+constexpr int kGroupsAtOnce = 4;  // that share what is loaded of a token
 constexpr int64_t kPlainTokens = 4;
+constexpr bool kAsksEvenly = false;
 #else
-constexpr int kTileGroups = 1, kTileTokens = 6;  // 12 of 16 registers are sums
-constexpr int kWideGroups = 2, kWideTokens = 3;  // a whole panel: its lines are read in their order
-constexpr int kSplitTokens = 6, kSplitFewTokens = 3;
+// 12 of 16 registers are sums: as many as it takes to add one in each cycle and pipe. Of a whole
+// panel, whose lines are then read in their order.
+constexpr int kTileGroups = 2, kTileTokens = 3;
+constexpr int kWideGroups = kTileGroups, kWideTokens = kTileTokens;
+constexpr int kSplitTokens = kTileTokens;
+constexpr int kGroupsAtOnce = 1;
 constexpr int64_t kPlainTokens = 0;
+// A visit that asks for weights to come does so until its last unit, not as many lines at each as
+// make a whole number (measured on Zen 3: 8 tokens took 8 to 25 % longer so).
+constexpr bool kAsksEvenly = true;
 #endif
+
+// Of so many tokens, weights that no stream asks for are read plainly: one panel after the other,
+// so that the processor's own prefetching sees one line of addresses, and nothing is asked for
+// (measured on Zen 4: two panels at once and asking took 9 to 17 % longer for one token; with AVX2
+// on Zen 3, nothing asked for took 2 to 15 % longer).
+DSPARK_INLINE bool is_plain(const Linear& a) {
+  return a.stream == nullptr && a.num_tokens <= kPlainTokens;
+}
 
 DSPARK_INLINE int32_t unit_at(const char* x) {
   int32_t bits;
@@ -37,7 +52,8 @@ DSPARK_INLINE int32_t unit_at(const char* x) {
 // each unit is written out beforehand, once for all outputs, so that a step loads its part of a
 // token's unit into every lane and does nothing else to it.
 struct DotFloat32 {
-  static constexpr int kTokens = kTileTokens, kFewTokens = kWideTokens, kParts = 1;
+  static constexpr int kTokens = kTileTokens, kGroups = kTileGroups, kFewTokens = kWideTokens;
+  static constexpr int kParts = 1;
   static constexpr bool kIsInt8 = false;
   using Sum = Floats;
   using X = Floats;
@@ -46,17 +62,35 @@ struct DotFloat32 {
   DSPARK_INLINE Words part(Words w) {
     return w;
   }
+#if defined(__AVX512F__)
   DSPARK_INLINE X broadcast(const char* x) {
     float value;
     memcpy(&value, x, sizeof value);
     return splat(value);
   }
+#else
+  // Not the intrinsic: GCC 12 would load every token's value first, and push sums out for them.
+  DSPARK_INLINE X broadcast(const char* x) {
+    __m256 value;
+    asm volatile("vbroadcastss %1, %0" : "=x"(value) : "m"(*reinterpret_cast<const float*>(x)));
+    return {value, value};
+  }
+#endif
+#if defined(__AVX512F__)
   DSPARK_INLINE Sum step(Sum sum, X x, Words w) { return fma(x, as_floats(w), sum); }
+#else
+  DSPARK_INLINE Sum step(Sum sum, X x, Words w) {
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sum.a) : "x"(x.a), "x"(w.a));
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sum.b) : "x"(x.a), "x"(w.b));
+    return sum;
+  }
+#endif
 };
 
 #if defined(__AVX512BF16__)
 struct DotBFloat16 {
-  static constexpr int kTokens = kTileTokens, kFewTokens = kWideTokens, kParts = 1;
+  static constexpr int kTokens = kTileTokens, kGroups = kTileGroups, kFewTokens = kWideTokens;
+  static constexpr int kParts = 1;
   static constexpr bool kIsInt8 = false;
   using Sum = Floats;
   using X = __m512i;
@@ -73,7 +107,7 @@ struct DotBFloat16 {
 #else
 // As float32: the values of even inputs, then those of odd ones.
 struct DotBFloat16 : DotFloat32 {
-  static constexpr int kTokens = kSplitTokens, kFewTokens = kSplitFewTokens, kParts = 2;
+  static constexpr int kTokens = kSplitTokens, kFewTokens = kSplitTokens, kParts = 2;
   template <int kPart>
   DSPARK_INLINE Words part(Words w) {
     return kPart == 0 ? low_shorts_up(w) : high_shorts(w);
@@ -90,7 +124,8 @@ struct DotBFloat16 : DotFloat32 {
 
 #if defined(__AVX512VNNI__)
 struct DotInt8 {
-  static constexpr int kTokens = kTileTokens, kFewTokens = kWideTokens, kParts = 1;
+  static constexpr int kTokens = kTileTokens, kGroups = kTileGroups, kFewTokens = kWideTokens;
+  static constexpr int kParts = 1;
   static constexpr bool kIsInt8 = true;
   using Sum = Words;
   using X = Words;
@@ -108,9 +143,9 @@ struct DotInt8 {
 };
 #else
 // Without VNNI: 16-bit products, because the 8-bit instruction of AVX2 saturates. Even inputs, then
-// odd ones.
+// odd ones. Sums are there at once, but parts of weights take time: more tokens share them.
 struct DotInt8 {
-  static constexpr int kTokens = kSplitTokens, kFewTokens = kSplitFewTokens, kParts = 2;
+  static constexpr int kTokens = 6, kGroups = 1, kFewTokens = 3, kParts = 2;
   static constexpr bool kIsInt8 = true;
   using Sum = Words;
   using X = __m256i;
@@ -154,23 +189,26 @@ struct DotInt8 {
 };
 #endif
 
-DSPARK_INLINE bool is_plain(const Linear& a) {
-  return a.stream == nullptr && a.num_tokens <= kPlainTokens;
-}
-
-// One step of a unit for all tokens.
-template <class Dot, int kTokens, int kGroups, int kPart>
+// One step of a unit of all tokens, for some groups from kFirst on.
+template <class Dot, int kPart, int kFirst, int kTokens, int kGroups>
 DSPARK_INLINE void add_part(typename Dot::Sum (&sums)[kTokens][kGroups], const char* const* x,
-                            int64_t x_stride, const Words (&w)[kGroups]) {
-  Words weights[kGroups];
+                            int64_t x_stride, const char* weights, int64_t panel_bytes) {
+  constexpr int kCount = kGroups - kFirst < kGroupsAtOnce ? kGroups - kFirst : kGroupsAtOnce;
+  Words w[kCount];
 #pragma GCC unroll 4
-  for (int g = 0; g < kGroups; ++g) weights[g] = Dot::template part<kPart>(w[g]);
+  for (int i = 0; i < kCount; ++i)
+    w[i] = Dot::template part<kPart>(
+        load_words(weights + (kFirst + i) / kPanelGroups * panel_bytes +
+                   (kFirst + i) % kPanelGroups * kUnitBytes));
 #pragma GCC unroll 16
   for (int t = 0; t < kTokens; ++t) {
     const typename Dot::X value = Dot::broadcast(x[t / 3] + t % 3 * x_stride + 4 * kPart);
 #pragma GCC unroll 4
-    for (int g = 0; g < kGroups; ++g) sums[t][g] = Dot::step(sums[t][g], value, weights[g]);
+    for (int i = 0; i < kCount; ++i)
+      sums[t][kFirst + i] = Dot::step(sums[t][kFirst + i], value, w[i]);
   }
+  if constexpr (kFirst + kCount < kGroups)
+    add_part<Dot, kPart, kFirst + kCount>(sums, x, x_stride, weights, panel_bytes);
 }
 
 // kTokens tokens times kGroups groups of 16 outputs, which lie in panels of `stride` bytes a unit
@@ -194,32 +232,34 @@ void tile(const Linear& a, const char* weights, int64_t stride, int64_t panel_by
   const auto add_units = [&](int64_t count, int64_t distance) __attribute__((always_inline)) {
 #pragma GCC unroll 1
     for (int64_t unit = 0; unit < count; ++unit) {
-      Words w[kGroups];
-#pragma GCC unroll 4
-      for (int g = 0; g < kGroups; ++g)
-        w[g] = load_words(weights + g / kPanelGroups * panel_bytes + g % kPanelGroups * kUnitBytes);
       if (distance != 0)
 #pragma GCC unroll 4
         for (int g = 0; g < (kGroups > kPanelGroups ? kGroups : kPanelGroups); ++g)
           _mm_prefetch(weights + g / kPanelGroups * panel_bytes + g % kPanelGroups * kUnitBytes +
                            distance, _MM_HINT_T0);
-      add_part<Dot, kTokens, kGroups, 0>(sums, x, x_stride, w);
-      if constexpr (Dot::kParts == 2) add_part<Dot, kTokens, kGroups, 1>(sums, x, x_stride, w);
+      add_part<Dot, 0, 0>(sums, x, x_stride, weights, panel_bytes);
+      if constexpr (Dot::kParts == 2)
+        add_part<Dot, 1, 0>(sums, x, x_stride, weights, panel_bytes);
       weights += stride;
 #pragma GCC unroll 4
       for (int i = 0; i < kBases; ++i) x[i] += 4 * Dot::kParts;
     }
   };
+  const int64_t num_lines = ahead.end > ahead.next ? (ahead.end - ahead.next) / kUnitBytes : 0;
+  const auto lines_until = [&](int64_t unit) { return num_lines * unit / a.num_units; };
   // Memory is asked in between: within the loop that would push sums out of their registers.
-  for (int64_t unit = 0; unit < a.num_units; unit += kUnitsAtOnce) {
-    const int64_t left = a.num_units - unit, count = left < kUnitsAtOnce ? left : kUnitsAtOnce;
+  const int64_t at_once = kAsksEvenly && a.num_tokens > kManyTokens ? kManyUnits : kUnitsAtOnce;
+  for (int64_t unit = 0; unit < a.num_units; unit += at_once) {
+    const int64_t left = a.num_units - unit, count = left < at_once ? left : at_once;
     if (ahead.is_near) {
       if (ahead.stream != nullptr) ask(*ahead.stream, count * ahead.stream_lines_per_step);
       // Two panels end at the same time, and what follows the first is the second.
       const bool is_past_end = kGroups > kPanelGroups && left * stride <= kPrefetchBytes;
       add_units(count, kPrefetchBytes + (is_past_end ? panel_bytes : 0));
     } else {
-      step(ahead, count);
+      if constexpr (kAsksEvenly)
+        ahead.lines_per_step = lines_until(unit + count) - lines_until(unit);
+      step(ahead, kAsksEvenly ? 1 : count);
       add_units(count, 0);
     }
   }
@@ -289,7 +329,6 @@ void region_product(const Linear& a, const Region& r) {
     }
 }
 
-// Of rows whose units are written out.
 template <class Dot>
 void panels_of_rows(const Linear& a, int64_t panel_begin, int64_t panel_end) {
   const int64_t group_bytes = a.num_units * kUnitBytes;
@@ -311,7 +350,7 @@ void panels_of_rows(const Linear& a, int64_t panel_begin, int64_t panel_end) {
     if (is_wide && r.num_groups == kWideGroups)
       region_product<Dot, Dot::kFewTokens, kWideGroups>(a, r);
     else if (r.num_groups == kPanelGroups)
-      region_product<Dot, Dot::kTokens, kTileGroups>(a, r);
+      region_product<Dot, Dot::kTokens, Dot::kGroups>(a, r);
     else
       region_product<Dot, Dot::kTokens, 1>(a, r);
     group += r.num_groups;
