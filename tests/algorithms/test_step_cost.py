@@ -65,6 +65,26 @@ def test_the_drafter_costs_nothing_where_nobody_drafts():
     assert draft_seconds_of(linear_cost(), 3) == pytest.approx(3.9e-3)
 
 
+def test_tokens_of_prompts_cost_what_the_first_row_grows_by():
+    """They have no logits: 1 ms each beside one request, where drafted tokens take 3."""
+    decoding = curve((1, 6), lambda b: 10e-3 + 3e-3 * b)
+    first = replace(
+        decoding, sizes=(1, 6, 512), seconds=(*decoding.seconds, decoding.seconds[-1] + 506e-3),
+        errors=(0.0,) * 3,
+    )  # fmt: skip
+    row = curve((8, 48), lambda b: 20e-3 + 3e-3 * b)
+    cost = replace(
+        linear_cost(),
+        verify=(VerifyRow(num_requests=1, curve=first), VerifyRow(num_requests=8, curve=row)),
+    )
+    tokens, context = np.array([8, 24]), np.array([8 * cost.context])
+    alone = cost.verify_seconds(8, tokens, context)
+    beside = cost.verify_seconds(8, tokens + 100, context, num_prompt_tokens=100)
+    np.testing.assert_allclose(alone, 20e-3 + 3e-3 * tokens)
+    np.testing.assert_allclose(beside - alone, 0.1)
+    assert cost.rows_around(8) == (0, 1)
+
+
 def test_the_mean_of_tables_lies_as_many_times_above_the_one_as_below_the_other():
     quick = linear_cost()
     slow = replace(

@@ -101,6 +101,35 @@ def test_what_sampled_requests_take_more_is_told_apart(monkeypatch: pytest.Monke
     assert greedy[0] == pytest.approx(1e-3 + 8e-4, rel=0.05)
 
 
+def test_a_machine_that_changes_its_speed_changes_it_for_all_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twice as slow from the middle of its rows on: what they say of each other stays true."""
+    target = toy_target()
+    options = {"fingerprint": Fingerprint.of(target="toy"), "config": replace(CONFIG, min_rounds=4)}
+    clock, ends = WorkClock(monkeypatch), list[float]()
+    steady = profile(
+        target,
+        toy_drafter(target),
+        clock=clock,
+        on_size=lambda _done, _all: ends.append(clock.now),
+        **options,
+    )
+    half, begun = 0.5 * ends[-1], clock.now
+    changing = profile(
+        target,
+        toy_drafter(target),
+        clock=lambda: clock.now + max(clock.now - begun - half, 0.0),
+        **options,
+    )
+    ratios = [
+        now.curve.seconds[i] / then.curve.seconds[i]
+        for now, then in zip(changing.verify, steady.verify, strict=True)
+        for i in range(5)
+    ]
+    assert max(ratios) < 1.4 * min(ratios)  # 2 where one row follows the other
+
+
 def test_every_size_is_one_that_can_occur(monkeypatch: pytest.MonkeyPatch) -> None:
     """UC-133: beside prompts, between one token and a block for each request, and all of these."""
     assert CONFIG.ladder == [1, 2, 4]

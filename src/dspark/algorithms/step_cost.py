@@ -4,8 +4,10 @@ It knows requests, tokens and context positions; it takes no time itself and rea
     T(R, B, C) = draft(D, C) + verify(R, B, C)
 
     draft     the drafter's part for D requests, absent from a step that drafts nothing
-    verify    everything else of a step: one pass over B target tokens (anchors, drafts and prompt
-              chunks) of R requests, acceptance, commit; a curve over B for each measured R
+    verify    everything else of a step: one pass over B target tokens (anchors and drafts) of R
+              requests, acceptance, commit; a curve over B for each measured R. Tokens of prompts
+              have no logits: they cost what a step grows by them in the first row, whose larger
+              sizes were measured with one request that decodes beside a prompt
     context   C positions that the requests hold together. Curves belong to `context` positions a
               request; what differs costs `held` for each position (its keys and values are read
               once a request) and `attended` for each (token, position) pair
@@ -142,9 +144,13 @@ class StepCost:
     ) -> Floats:
         """The rest of a step of these requests, by target tokens and positions held: [N].
 
-        `num_prompt_tokens` of the tokens have no rows of logits.
+        `num_prompt_tokens` of the tokens are those of prompts.
         """
-        measured_N = _mixed(self.verify, num_requests, tokens_N)
+        decoding_N = tokens_N - num_prompt_tokens
+        measured_N = _mixed(self.verify, num_requests, decoding_N)
+        if num_prompt_tokens:
+            beside = self.verify[0].curve
+            measured_N = measured_N + np.maximum(beside.at(tokens_N) - beside.at(decoding_N), 0.0)
         more_N = context_N / max(num_requests, 1) - self.context
         extra_N = more_N * (
             self.context_cost.held * num_requests + self.context_cost.attended * tokens_N
@@ -152,7 +158,7 @@ class StepCost:
         greedy_N = _corrected(measured_N, extra_N)
         if not np.any(sampled):
             return greedy_N
-        return greedy_N + sampled * self.sampled_seconds(num_requests, tokens_N - num_prompt_tokens)
+        return greedy_N + sampled * self.sampled_seconds(num_requests, decoding_N)
 
     def sampled_draft_seconds(self, drafting_N: Ints) -> Floats:
         """What the drafter's part takes more if all that draft are sampled: [N]."""
@@ -198,8 +204,9 @@ class StepCost:
         return entry.with_extra(extra, sampled)
 
     def rows_around(self, num_requests: int) -> tuple[int, ...]:
-        """Which rows of `verify` say what a step of so many requests costs: one, or two to mix."""
-        return _rows_around(self.verify, num_requests)
+        """Which rows of `verify` say what a step of so many requests costs: one, or two to mix, and
+        the first one, which says what prompts do."""
+        return tuple(sorted({0, *_rows_around(self.verify, num_requests)}))
 
     def prices(
         self,
@@ -220,7 +227,9 @@ class StepCost:
         """
         first = num_requests + num_prompt_tokens
         tokens_B = first + np.arange(most + 1)
-        seconds_B = self.verify_seconds(num_requests, tokens_B, np.array([context]))
+        seconds_B = self.verify_seconds(
+            num_requests, tokens_B, np.array([context]), num_prompt_tokens=num_prompt_tokens
+        )
         drafting = np.array([num_drafting])
         draft_1 = self.draft_seconds(drafting, context * drafting // max(num_requests, 1))
         return Prices(

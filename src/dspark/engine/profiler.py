@@ -1,12 +1,13 @@
 """What steps cost on this machine: real steps of a real cycle, timed by a clock from outside.
 
 Every entry of the table is a step as serving runs it: R requests, of each its anchor and the same
-number of drafted tokens, the drafter's part timed apart. Widths take turns, so that whatever else
-the machine does falls on all of them alike; the first steps do not count (UC-146), nor does the
-first one after a change between drafting and not, which finds its weights out of the caches: a
-service stays with either for many steps. The table is that of greedy requests; what sampled ones
-cost more comes from a few sizes, at which both take turns. It decides nothing about what a good
-table is (`cost_faults`) and keeps no file.
+number of drafted tokens, the drafter's part timed apart. Widths take turns, and so do numbers of
+requests: what else the machine does falls on all of them alike, and where it changes its speed no
+row is that of one state and its neighbour that of the other. The first steps do not count (UC-146),
+nor does the first one after a change between drafting and not or of the number of requests, which
+finds its weights out of the caches: a service stays with either for many steps. The table is that
+of greedy requests; what sampled ones cost more comes from a few sizes, at which both take turns. It
+decides nothing about what a good table is (`cost_faults`) and keeps no file.
 """
 
 from collections import deque
@@ -26,9 +27,11 @@ from dspark.engine.planner import Outcome, Outlook, PlanRecord
 from dspark.errors import InputError
 from dspark.models.target import Target
 
-REVISION = 3
+REVISION = 4
 """Of how steps are timed; raised with it, so that tables of before are not found any more."""
 _WARMUP = 3
+_CHUNK_TURNS = 3
+"""Times that each piece of a prompt is read."""
 _PLAIN = 2
 """Plain steps of a round that are timed, one after the other."""
 _PAGE = 64
@@ -52,7 +55,8 @@ class ProfileConfig:
     max_step_tokens: int = 512
     """Tokens of the largest step that reads a prompt."""
     seconds_each: float = 1.0
-    """Time for one number of requests; a few rounds of all widths run in any case."""
+    """Time for one number of requests, in `min_rounds` turns; in each of them a round of all widths
+    runs in any case."""
     min_rounds: int = 4
     """Times that every width runs, at least."""
     max_rounds: int = 15
@@ -147,6 +151,8 @@ class _Bench:
             clock=clock,
         )
         self._num_submitted = 0
+        self._rng = np.random.default_rng(0)
+        self._is_over = False
         for _ in range(num_requests):
             self._submit(context, max_tokens=self._max_tokens)
         self.planner.width = 0
@@ -163,30 +169,28 @@ class _Bench:
         self.cycle.submit(Request(id=str(self._num_submitted), prompt_ids=prompt, params=params))
 
     def step(self, width: int) -> Outcome | None:
-        """One step; `None` if its requests could not take the width any more."""
+        """One step; `None` if its requests could not take the width any more, from then on."""
+        if self._is_over:
+            return None
         self.planner.width, self.planner.outcome = width, None
         self.cycle.step()
         found = self.planner.outcome
-        if found is None or len(found.accepted) != self._num_requests:
-            return None
-        return found
-
-    def widths(self, widths: Sequence[int], config: ProfileConfig) -> _Samples:
-        """Every width in turn, until the time is up."""
-        self.warm_up(widths)
-        samples, rng = _Samples(), np.random.default_rng(0)
-        until = self._clock() + config.seconds_each
-        for index in range(config.max_rounds):
-            if index >= config.min_rounds and self._clock() >= until:
-                break
-            if not self.round(rng.permutation(widths).tolist(), samples):
-                break
-        return samples
+        self._is_over = found is None or len(found.accepted) != self._num_requests
+        return None if self._is_over else found
 
     def warm_up(self, widths: Sequence[int]) -> None:
         """The first steps, which do not count."""
         for _ in range(_WARMUP):
             self.step(widths[-1])
+
+    def turn(self, widths: Sequence[int], samples: _Samples, config: ProfileConfig) -> None:
+        """Every width in turn, once at least, until one of `min_rounds` parts of the time is up."""
+        until = self._clock() + config.seconds_each / config.min_rounds
+        for index in range(max(config.max_rounds // config.min_rounds, 1)):
+            if index and self._clock() >= until:
+                return
+            if not self.round(self._rng.permutation(widths).tolist(), samples):
+                return
 
     def round(self, widths: Sequence[int], samples: _Samples) -> bool:
         """Every width once, in this order; whether all could be taken."""
@@ -222,7 +226,8 @@ def profile(
     clock: Callable[[], float],
     on_size: Callable[[int, int], None] | None = None,
 ) -> StepCost:
-    """The table of this target and drafter; `on_size(done, total)` after each number of requests.
+    """The table of this target and drafter; `on_size(done, total)` after each turn of a number of
+    requests.
 
     Raises `InputError` for a target whose context is too short for it.
     """
@@ -234,16 +239,21 @@ def profile(
             f"{target.spec.name} takes {target.spec.max_positions} positions, which is too few to "
             "time steps of several widths."
         )
-    found: dict[int, _Samples] = {}
+    widths, ladder = range(block_size + 1), config.ladder
+    found = {num_requests: _Samples() for num_requests in ladder}
+    benches = {n: _bench(target, drafter, n, context, config, clock) for n in ladder}
+    reader = _bench(target, drafter, 1, context, config, clock)
     chunks: dict[int, list[float]] = {}
-    ladder = config.ladder
-    for index, num_requests in enumerate(ladder):
-        bench = _bench(target, drafter, num_requests, context, config, clock)
-        found[num_requests] = bench.widths(range(block_size + 1), config)
-        if num_requests == 1:
-            chunks = _chunks(_bench(target, drafter, 1, context, config, clock), config)
-        if on_size is not None:
-            on_size(index + 1, len(ladder))
+    for turn in range(config.min_rounds):
+        for index, (num_requests, bench) in enumerate(benches.items()):
+            if turn == 0:
+                bench.warm_up(widths)
+            bench.turn(widths, found[num_requests], config)
+            if on_size is not None:
+                on_size(turn * len(ladder) + index + 1, config.min_rounds * len(ladder))
+        if turn < _CHUNK_TURNS:
+            _read_chunks(reader, config, chunks)
+    del benches, reader
     draft = CostCurve.of_samples({n: samples.drafts() for n, samples in found.items()})
     return StepCost(
         fingerprint=fingerprint,
@@ -288,17 +298,13 @@ def _turns(widths: Sequence[int]) -> list[tuple[int, bool]]:
     return turns
 
 
-def _chunks(bench: _Bench, config: ProfileConfig) -> dict[int, list[float]]:
+def _read_chunks(bench: _Bench, config: ProfileConfig, found: dict[int, list[float]]) -> None:
     """Steps of one request that read a piece of a prompt: seconds by tokens."""
     most = min(config.max_step_tokens - 1, bench.longest_prompt)
-    sizes = [size for size in (16, 32, 64, 128, 256, 511) if size <= most]
-    found: dict[int, list[float]] = {}
-    for _ in range(3):
-        for size in sizes:
-            seconds = bench.chunk(size)
-            if seconds is not None:
-                found.setdefault(1 + size, []).append(seconds)
-    return found
+    for size in (16, 32, 64, 128, 256, 511):
+        seconds = bench.chunk(size) if size <= most else None
+        if seconds is not None:
+            found.setdefault(1 + size, []).append(seconds)
 
 
 def _rows(found: dict[int, _Samples], chunks: dict[int, list[float]]) -> tuple[VerifyRow, ...]:
@@ -347,7 +353,10 @@ def _context_cost(
     num_requests = max(size for size in found if size <= _MOST_FOR_CONTEXT)
     short = found[num_requests]
     bench = _bench(target, drafter, num_requests, long_context, few, clock)
-    long = bench.widths((0, block_size), few)
+    long = _Samples()
+    bench.warm_up((0, block_size))
+    for _ in range(few.min_rounds):
+        bench.turn((0, block_size), long, few)
     if not long.verify.get(block_size):
         return ContextCost()
     more = num_requests * (long_context - config.context)
