@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from dspark.algorithms.calibration import SamplingClass
 from dspark.algorithms.confidence import log_odds_of_best, uninformed
 
 
@@ -20,5 +21,6 @@ def test_the_odds_are_those_of_the_likeliest_token_and_finite() -> None:
 
 
 def test_before_anything_is_observed_every_position_survives_alike() -> None:
-    a_RK = uninformed(3).survival(np.array([[0.0, 5.0, 40.0]], dtype=np.float32))
+    scaling = uninformed(3).scaling(SamplingClass.GREEDY)
+    a_RK = scaling.survival(np.array([[0.0, 5.0, 40.0]], dtype=np.float32))
     assert a_RK[0].tolist() == pytest.approx([0.8, 0.64, 0.512], abs=0.01)

@@ -7,7 +7,7 @@ The row is known before its token is drawn, so that a plan made from it is exact
 
 from torch import Tensor
 
-from dspark.algorithms.calibration import Scaling
+from dspark.algorithms.calibration import Calibration, SamplingClass, Scaling
 
 _LEAST_OTHERS = 1e-6
 """Beside the likeliest token; less is lost in the sum's own rounding."""
@@ -20,6 +20,7 @@ def log_odds_of_best(logits_RS: Tensor) -> Tensor:
     return -(shifted_RS.exp().sum(dim=-1) - 1.0).clamp(min=_LEAST_OTHERS).log()
 
 
-def uninformed(block_size: int) -> Scaling:
+def uninformed(block_size: int) -> Calibration:
     """Of blocks that come without any confidence: 0.8 at every position."""
-    return Scaling(scales=(0.0,) * block_size, biases=(1.4,) * block_size)
+    scaling = Scaling(scales=(0.0,) * block_size, biases=(1.4,) * block_size)
+    return Calibration(scalings={SamplingClass.WARM: scaling})

@@ -2,6 +2,17 @@
 
 from collections.abc import Sequence
 
+_LEAST_PROMPT = 16
+"""Prompt tokens of a step whose windows leave no room."""
+
+
+def prompt_budget(num_windows: int, *, max_step_tokens: int, tokens_beside: int) -> int:
+    """Prompt tokens of a step beside windows of so many tokens: at most `tokens_beside`, and a few
+    even where windows fill the step's `max_step_tokens`; without windows the whole step."""
+    if num_windows == 0:
+        return max_step_tokens
+    return min(tokens_beside, max(max_step_tokens - num_windows, _LEAST_PROMPT))
+
 
 def prompt_shares(missing: Sequence[int], budget: int) -> list[int]:
     """Tokens that each prompt reads now, from what each still misses, the oldest first.

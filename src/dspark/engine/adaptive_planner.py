@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dspark.algorithms.calibration import Calibration, Logits
+from dspark.algorithms.confidence import uninformed
 from dspark.algorithms.few_requests import (
     Rows,
     admit_few,
@@ -127,14 +128,15 @@ class AdaptivePlanner:
         cost: StepCost,
         calibration: Calibration | None = None,
     ) -> None:
-        """`calibration` `None` believes the drafter's own confidences."""
+        """`calibration` `None` believes the drafter's own confidences. Where blocks come without
+        any it gives way to a chance for each position, learnt from outcomes."""
         self.policy = policy
         self._records: deque[PlanRecord] = deque(maxlen=NUM_RECORDS)
         self._unrecorded: deque[tuple[_Step, Outcome]] = deque(maxlen=NUM_RECORDS)
         self.costs = LiveCosts(cost)
         base = Calibration.identity(block_size) if calibration is None else calibration
         self.calibration = LiveCalibration(base, share=policy.share)
-        self._blind: LiveCalibration | None = None  # for blocks without confidences
+        self._is_informed = True
         self._block_size = block_size
         self._history = SurvivalHistory(block_size)
         self._going = GoingRate()
@@ -189,10 +191,10 @@ class AdaptivePlanner:
         assert step is not None
         if logits_RK is None:
             logits_RK = np.zeros((len(caps), self._block_size), dtype=np.float32)
-            if self._blind is None:
-                self._blind = LiveCalibration.without_head(
-                    self._block_size, share=self.policy.share
-                )
+            if self._is_informed:
+                self._is_informed = False
+                base = uninformed(self._block_size)
+                self.calibration = LiveCalibration(base, share=self.policy.share)
         step.logits_RK, step.caps = logits_RK, caps
         if step.decision.verify_B:
             self._plan_few(step, logits_RK)
@@ -214,7 +216,7 @@ class AdaptivePlanner:
     def _plan_few(self, step: _Step, logits_RK: Logits) -> None:
         decision, caps = step.decision, step.caps
         crew, drafting = decision.crew, step.drafting
-        rows = self._calibration_in_use().survival_few(logits_RK.tolist(), crew.classes)
+        rows = self.calibration.survival_few(logits_RK.tolist(), crew.classes)
         if len(drafting) == len(rows):
             self._history.add(crew.slots, rows)
         else:
@@ -247,7 +249,7 @@ class AdaptivePlanner:
     def _plan_many(self, step: _Step, logits_RK: Logits) -> None:
         decision, drafting = step.decision, step.drafting
         crew = decision.crew
-        survival_RK = self._calibration_in_use().survival(logits_RK, crew.class_R)
+        survival_RK = self.calibration.survival(logits_RK, crew.class_R)
         if len(drafting) == len(survival_RK):
             self._history.add(crew.slots, survival_RK)
         else:
@@ -292,9 +294,6 @@ class AdaptivePlanner:
         for r in now:
             lengths[r] = step.caps[r]
         return lengths
-
-    def _calibration_in_use(self) -> LiveCalibration:
-        return self.calibration if self._blind is None else self._blind
 
     def _prices(self, decision: _Decision, num_certain: int) -> Prices:
         seconds = decision.seconds
@@ -629,7 +628,7 @@ class AdaptivePlanner:
         said = sum([step.expected_R[r] for r in whole]) / (trusts[rows[0]] if trusts else 1.0)
         self._hindsight[index].add(said, sum([outcome.accepted[r] for r in whole]))
         rounds = Rounds(rows, step.logits_RK, step.planned, outcome.verified, outcome.accepted)
-        if self._calibration_in_use().observe(rounds, index):
+        if self.calibration.observe(rounds, index):
             self._hindsight[index].forget()
 
     def _charge(self, step: _Step, outcome: Outcome) -> None:

@@ -18,7 +18,6 @@ from dspark.algorithms.calibration import (
     Scaling,
     scaled_survival,
 )
-from dspark.algorithms.confidence import uninformed
 from dspark.algorithms.online_calibration import (
     PositionDrift,
     Window,
@@ -75,12 +74,6 @@ class LiveCalibration:
         self._num_refits = dict.fromkeys(_CLASSES, 0)
         for name in _CLASSES:
             self._use(name)
-
-    @classmethod
-    def without_head(cls, block_size: int, *, share: float) -> "LiveCalibration":
-        """For blocks that carry no logits."""
-        scaling = uninformed(block_size)
-        return cls(Calibration(scalings={SamplingClass.WARM: scaling}), share=share)
 
     @staticmethod
     def index(sampling_class: SamplingClass) -> int:

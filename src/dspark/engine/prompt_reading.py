@@ -4,12 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from dspark.algorithms.prompt_shares import prompt_shares
+from dspark.algorithms.prompt_shares import prompt_budget, prompt_shares
 from dspark.engine.kv_cache import KVCache
 from dspark.engine.live_request import LiveRequest
-
-_LEAST_PROMPT = 16
-"""Prompt tokens of a step whose windows leave no room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +37,12 @@ class PromptReading:
         self._is_shared = is_shared
 
     def budget(self, num_windows: int) -> int:
-        """Prompt tokens beside windows of so many tokens: a few even where those fill a step."""
-        if num_windows == 0:
-            return self._max_step_tokens
-        return min(self._tokens_beside, max(self._max_step_tokens - num_windows, _LEAST_PROMPT))
+        """Prompt tokens beside windows of so many tokens."""
+        return prompt_budget(
+            num_windows,
+            max_step_tokens=self._max_step_tokens,
+            tokens_beside=self._tokens_beside,
+        )
 
     def chunks(self, requests: Sequence[LiveRequest], *, num_windows: int) -> list[Chunk]:
         """Pieces of these requests' prompts, older requests first."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dspark.algorithms.calibration import Logits
+from dspark.algorithms.prompt_shares import prompt_budget, prompt_shares
 from dspark.algorithms.step_cost import StepCost
 from dspark.benchmarks.load.deck import Task
 from dspark.benchmarks.simulation.recording import RecordedAnswer, Recording
@@ -188,7 +189,7 @@ class SimulatedEngine:
             slots=[live.slot for live in decoding],
             rounds=[live.num_rounds for live in decoding],
             max_widths=[live.max_width(self._recording.block_size) for live in decoding],
-            num_prompt_tokens=min(missing, max(self._sizes.max_step_tokens - len(decoding), 0)),
+            num_prompt_tokens=min(missing, self._budget(len(decoding))),
             num_certain=len(decoding),
             context=sum(live.context for live in decoding),
         )
@@ -197,15 +198,15 @@ class SimulatedEngine:
         self, decoding: Sequence[_Live], caps: Sequence[int]
     ) -> Sequence[tuple[_Live, int]]:
         """Pieces of prompts in what verify windows leave of the pass."""
-        room = self._sizes.max_step_tokens - sum(caps) - len(decoding)
-        chunks = []
-        for live in self._live:
-            if live.num_answer > 0 or room <= 0:
-                continue
-            size = min(live.num_prompt - live.num_read, room)
-            chunks.append((live, size))
-            room -= size
-        return chunks
+        reading = [live for live in self._live if live.num_answer == 0]
+        missing = [live.num_prompt - live.num_read for live in reading]
+        shares = prompt_shares(missing, self._budget(len(decoding) + sum(caps)))
+        return [(live, share) for live, share in zip(reading, shares, strict=True) if share > 0]
+
+    def _budget(self, num_windows: int) -> int:
+        """Prompts are read as `bench load` has them read: in all that windows leave."""
+        most = self._sizes.max_step_tokens
+        return prompt_budget(num_windows, max_step_tokens=most, tokens_beside=most)
 
     def _lengths(self, decoding: Sequence[_Live], caps: Sequence[int]) -> Sequence[int]:
         if not any(caps):
