@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dspark import artifacts
@@ -15,6 +16,10 @@ from dspark.text.tokenizer import Tokenizer
 from tests.command_line import Run, runner
 from tests.toy_text import save_byte_level
 from tests.toys import toy_drafter
+
+# No test depends on the clock, and a machine that others share may stand still for a second.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)
