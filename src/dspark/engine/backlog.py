@@ -143,24 +143,25 @@ class Backlog:
     def _copy_oldest(self) -> None:
         """Lets go of the oldest steps; what of them still waits is copied to its place."""
         self._take_in_news()
+        oldest = list[_Step]()
         while self._num_held > _MOST_HELD:
-            first, taps_NM, places_N = self._steps.popleft()
-            self._num_held -= len(places_N)
-            places = places_N.numpy()
-            (waiting_N,) = np.nonzero(self._numbers[places] == first + np.arange(len(places)))
-            if len(waiting_N) == 0:
-                continue
-            if self._taps_PM is None:
-                self._taps_PM = zeros_in_huge_pages(
-                    (len(self._numbers), taps_NM.shape[1]),
-                    dtype=taps_NM.dtype,
-                    device=taps_NM.device,
-                )
-            if len(waiting_N) < len(places):
-                picked_N = torch.from_numpy(waiting_N)
-                taps_NM, places_N = taps_NM[picked_N], places_N[picked_N]
-            self._taps_PM.index_copy_(0, places_N, taps_NM)
-            self._numbers[places[waiting_N]] = _COPIED
+            oldest.append(self._steps.popleft())
+            self._num_held -= len(oldest[-1].places_N)
+        start = oldest[0].first
+        places_N: Whole = np.concatenate([step.places_N.numpy() for step in oldest])
+        waits_N = self._numbers[places_N] == start + np.arange(len(places_N))
+        if not waits_N.any():
+            return
+        self._numbers[places_N[waits_N]] = _COPIED
+        if self._taps_PM is None:
+            taps_NM = oldest[0].taps_NM
+            self._taps_PM = zeros_in_huge_pages(
+                (len(self._numbers), taps_NM.shape[1]), dtype=taps_NM.dtype, device=taps_NM.device
+            )
+        for first, taps_NM, places in oldest:
+            row_N = torch.from_numpy(np.flatnonzero(waits_N[first - start :][: len(places)]))
+            if len(row_N):
+                self._taps_PM.index_copy_(0, places[row_N], taps_NM[row_N])
 
     def _piece(
         self, steps: Sequence[_Step], numbers_N: Whole, positions_N: Whole, places_N: Whole
