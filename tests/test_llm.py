@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from dspark import assembly
 from dspark.completion import Job, Prompt
 from dspark.core import FinishReason, Origin, SamplingParams
 from dspark.engine.cycle import CycleConfig
 from dspark.errors import InputError, ModelError
+from dspark.kernels import extension
 from dspark.llm import LLM
 from dspark.models.checkpoint import Provenance, save_drafter, target_fingerprint
 from tests.toys import toy_drafter
@@ -154,6 +157,28 @@ def test_answers_after_another_engine_used_the_target_are_the_same(llm: LLM) -> 
 def test_a_missing_drafter_is_one_clear_sentence(model_dir: Path) -> None:
     with pytest.raises(ModelError, match="nowhere"):
         LLM.load(model_dir, drafter="/nowhere", dtype="fp32", device="cpu", compile=False)
+
+
+@pytest.mark.parametrize("has_operators", [False, True])
+def test_without_instructions_for_bf16_the_operators_alone_take_it(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, has_operators: bool
+) -> None:
+    """What serves is read at half the bytes; what trains multiplies by PyTorch."""
+    if has_operators and not extension.IS_LOADED:
+        pytest.skip("the C++ operators are not built")
+    monkeypatch.setattr("dspark.core._has_bf16", lambda: False)
+    monkeypatch.setattr(extension, "IS_LOADED", has_operators)
+    served = torch.bfloat16 if has_operators else torch.float32
+    assert LLM.load(model_dir, drafter=None, device="cpu", compile=False).target.dtype == served
+    monkeypatch.setattr(assembly, "set_threads", lambda _: None)
+    monkeypatch.setattr(assembly, "resolve_device", lambda _: torch.device("cpu"))
+    found = {
+        is_packed: assembly.load_target(
+            target=str(model_dir), is_compiled=False, is_packed=is_packed
+        ).dtype
+        for is_packed in (True, False, None)
+    }
+    assert found == {True: served, False: torch.float32, None: torch.float32}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from dspark.data.prompt_rows import stem_of
 from dspark.data.prompts import read_prompts, with_system
 from dspark.engine.cycle import CycleConfig
 from dspark.errors import InputError, ModelError
+from dspark.kernels import extension
 from dspark.llm import LLM, resolve_device, shipped_drafter
 from dspark.machine import num_processors
 from dspark.models.attention import resolve_kv_dtype
@@ -116,13 +117,19 @@ def load_target(
 ) -> Target:
     """The target alone; `is_packed` `None` is what training takes: packed unless there is a GPU.
 
-    Packed weights are a form for the CPU; plain ones lie on a GPU where there is one.
+    Packed weights are a form for the CPU; plain ones lie on a GPU where there is one. The usual
+    arithmetic is that in which it is served if it is packed, else PyTorch's: training multiplies
+    by PyTorch beside it, in the target's arithmetic.
     """
     set_threads(threads)
+    serves = is_packed is True
     if is_packed is None:
         is_packed = resolve_device("auto").type == "cpu"
-    arithmetic = resolve_dtype("auto" if dtype is None else dtype)
     device = torch.device("cpu") if is_packed else resolve_device("auto")
+    arithmetic = resolve_dtype(
+        "auto" if dtype is None else dtype,
+        by_operators=serves and extension.multiplies_on(device),
+    )
     return Target.load(
         DEFAULT_TARGET if target is None else target,
         dtype=arithmetic,

@@ -292,15 +292,21 @@ class AttentionLayout:
     """Largest entry of `visible_N`, known on the host."""
 
 
-def resolve_dtype(name: str) -> torch.dtype:
-    """`bf16`, `fp32`, or `auto`: bf16 where the processor has bf16 instructions, else fp32."""
+def resolve_dtype(name: str, *, by_operators: bool = False) -> torch.dtype:
+    """`bf16`, `fp32`, or `auto`: bf16 where it is fast, else fp32.
+
+    PyTorch's products of bf16 are fast where the processor has instructions for them. Where the
+    C++ operators multiply, `by_operators`, they are fast everywhere: weights are read at half the
+    bytes, and widened in registers where there is no such instruction. Raises `InputError` for
+    other names.
+    """
     match name:
         case "bf16" | "bfloat16":
             return torch.bfloat16
         case "fp32" | "float32":
             return torch.float32
         case "auto":
-            return torch.bfloat16 if _has_bf16() else torch.float32
+            return torch.bfloat16 if by_operators or _has_bf16() else torch.float32
         case _:
             raise InputError(f"dtype is {name!r}, but it must be bf16, fp32 or auto.")
 

@@ -24,6 +24,7 @@ from dspark.engine.planner import FixedPlanner, Planner
 from dspark.engine.profiler import ProfileConfig, profile
 from dspark.engine.prompt_lookup import PromptLookup
 from dspark.errors import InputError, ModelError
+from dspark.kernels import extension
 from dspark.machine import free_memory
 from dspark.models.attention import resolve_kv_dtype
 from dspark.models.checkpoint import load_drafter, read_provenance
@@ -93,7 +94,7 @@ class LLM:
 
         `drafter`: a directory, `None` for plain decoding, "auto": the one shipped for this
         target, if there is one, or "prompt-lookup": what the request's own text
-        repeats. `dtype`: bf16, fp32 or auto. `quantization` of the target: int8 or
+        repeats. `dtype`: see `core.resolve_dtype`. `quantization` of the target: int8 or
         `None`; the drafter is int8 beside bf16 in any case. `kv_cache_dtype` of the target's keys
         and values: auto, bf16 or int8 (see `models.attention.resolve_kv_dtype`).
         `thinking`: mode of chats, `None` leaves it to the template.
@@ -106,7 +107,7 @@ class LLM:
         folder = resolve_source(target)
         config = CycleConfig() if config is None else config
         shipped = shipped_drafter(target) if drafter == "auto" else drafter
-        arithmetic = resolve_dtype(dtype)
+        arithmetic = resolve_dtype(dtype, by_operators=extension.multiplies_on(torch_device))
         kv_dtype = resolve_kv_dtype(
             kv_cache_dtype,
             dtype=arithmetic,

@@ -377,7 +377,10 @@ def print_step(console: Console, report: StepReport) -> None:
     )
     if report.prefill_ms:
         paths = ", ".join(f"{name} {ms:.0f}" for name, ms in report.prefill_ms.items())
-        console.print(f"prefill of {report.prefill} tokens, ms: {paths}")
+        theirs = (
+            "" if report.plain_dtype == report.dtype else f" (all but ours {report.plain_dtype})"
+        )
+        console.print(f"prefill of {report.prefill} tokens, ms: {paths}{theirs}")
 
 
 def print_cycle(console: Console, report: CycleReport) -> None:

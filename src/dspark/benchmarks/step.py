@@ -81,6 +81,8 @@ class StepReport:
     prefill_ms: dict[str, float]
     """A prompt of `prefill` tokens over an empty cache, by path (see `prefill.prefills`)."""
     prefill: int
+    plain_dtype: str | None
+    """Of the paths of PyTorch and transformers; `None` if no prefill was timed."""
     environment: Environment
 
     def to_json(self) -> dict[str, Any]:
@@ -146,6 +148,7 @@ def measure(
         many_requests_over_one={str(size): ratio((_MANY, size), (_ONE, size)) for size in sizes},
         prefill_ms=prefill_ms,
         prefill=config.prefill,
+        plain_dtype=None if plain is None else dtype_name(plain.dtype),
         environment=Environment.here(),
     )
 

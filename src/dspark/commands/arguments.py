@@ -27,7 +27,7 @@ Drafter = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option(
-        help="Arithmetic: bf16, fp32, or auto, which is bf16 where the processor has it.",
+        help="Arithmetic: bf16, fp32, or auto, which is bf16 where it is fast.",
         show_default="auto",
         rich_help_panel="Model",
     ),

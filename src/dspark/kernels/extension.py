@@ -29,6 +29,11 @@ IS_LOADED: bool = _load() and bool(torch.ops.dspark.is_supported())
 """Whether the C++ operators exist and this processor runs them (AVX2 and FMA at least)."""
 
 
+def multiplies_on(device: torch.device) -> bool:
+    """Whether packed weights on this device are multiplied by the C++ operators."""
+    return IS_LOADED and device.type == "cpu"
+
+
 @cache
 def report_path() -> None:
     """Say once, in one line, that the slow path runs, where it does."""

@@ -71,7 +71,7 @@ class PackedLinear(nn.Module):
         weight_OI = weight_OI.detach()
         bias_O = None if bias_O is None else bias_O.detach().clone()
         scales_O = sums_O = None
-        is_compiled = extension.IS_LOADED and weight_OI.device.type == "cpu"
+        is_compiled = extension.multiplies_on(weight_OI.device)
         if quantization == "int8":
             weight_OI, scales_O = quantize(weight_OI)
             sums_O = weight_OI.sum(dim=1, dtype=torch.int32)
