@@ -132,6 +132,17 @@ def test_never_slower_than_plain_or_than_any_width(
     assert found >= 0.96 * max(others), (found, others)
 
 
+@pytest.mark.parametrize(("cost", "num_requests"), [(QUIET, 16), (BUSY, 2), (BUSY, 8)])
+@pytest.mark.parametrize("chance", [0.2, 0.6])
+def test_where_nobody_drafts_the_budget_is_nothing(
+    cost: StepCost, num_requests: int, chance: float
+) -> None:
+    """A choice that came out below plain decoding left an empty tuple: as an index, everybody."""
+    planner = planner_of(cost, Search.DELAYED)
+    service = Service(planner, cost, steady(chance), num_requests=num_requests, noise=0.03)
+    assert service.rate(200) > 0.0
+
+
 def test_confident_blocks_are_verified_deep_and_doubtful_ones_not() -> None:
     """A mixture beats every fixed width, which must treat both alike."""
     chances = phrases(0.1, 0.95, 0.5)

@@ -531,7 +531,7 @@ class AdaptivePlanner:
         able = [r for r, cap in enumerate(caps) if cap > 0]
         group = able if floors_R is not None else drafting
         caps_R = np.zeros(len(caps), dtype=np.int64)
-        caps_R[group] = [caps[r] for r in group]
+        caps_R[list(group)] = [caps[r] for r in group]  # an empty tuple would mean all
         is_plain_a_choice = floors_R is not None or not group
         prices = Prices(
             seconds_B=seconds.verify_B + seconds.draft_N[len(group)],
