@@ -67,7 +67,7 @@ DSPARK_INLINE void write_values(const Linear& a, const Floats* values, int64_t t
 // Values of some groups of outputs of one token.
 template <int kGroups>
 DSPARK_INLINE void write(const Linear& a, const Floats* values, int64_t token, int64_t output) {
-    if (a.out_type == Type::kBFloat16) write_values<kGroups, uint16_t>(a, values, token, output);
+  if (a.out_type == Type::kBFloat16) write_values<kGroups, uint16_t>(a, values, token, output);
   else write_values<kGroups, float>(a, values, token, output);
 }
 
