@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from dspark.algorithms.few_requests import (
     admit_few,
     causal_few,
+    foresee_alone,
     foresee_few,
     free_few,
     priced_few,
+    stepped,
 )
 from dspark.algorithms.foresight import Worth, foresee
 from dspark.algorithms.prefix_scheduler import (
@@ -79,3 +81,33 @@ def test_foresight_is_the_same(num_requests: int, num_blocks: int, seed: int) ->
     assert found.verified == pytest.approx(expected.verified)
     assert found.accepted == pytest.approx(expected.accepted, rel=1e-5)
     np.testing.assert_allclose(found.gains_R, expected.gains_R, atol=1e-6)
+
+
+@given(st.integers(0, 5), st.integers(0, 2**32 - 1))
+def test_a_later_survival_changes_no_earlier_admission(cap: int, seed: int) -> None:
+    """Section 5.2: a lone request's prices differ by position and are known before its block."""
+    rng = np.random.default_rng(seed)
+    seconds = [1.0, *(1.0 + rng.integers(0, 3, 5).cumsum() / 10).tolist()]
+    row = (rng.integers(0, 5, 5) / 4).cumprod().tolist()
+    length = stepped(row, seconds, cap, worth=2.0)
+    assert 0 <= length <= cap
+    prices = [2.0 * (seconds[k + 1] - seconds[k]) for k in range(5)]
+    assert all(row[k] > prices[k] for k in range(length))
+    assert length == cap or row[length] <= prices[length]
+    for k in range(length, 5):
+        other = [*row[:k], *(row[k:] if k == length else rng.random(5 - k).tolist())]
+        assert stepped(other, seconds, cap, worth=2.0) >= min(length, k)
+    assert stepped(row, seconds[: length + 1], cap, worth=2.0) == length
+
+
+def test_a_lone_request_is_foreseen_at_what_its_lengths_cost() -> None:
+    """Two tokens for nothing and a third for much: a mean price would take all or none."""
+    rows = [[0.4, 0.2, 0.1], [0.9, 0.8, 0.7]]
+    seconds = [1.0, 1.0, 1.0, 1.3]
+    found, mean = foresee_alone(rows, seconds, 3, worth=1.2)
+    assert found.drafting == [0]
+    assert found.verified == 2.5
+    assert found.accepted == pytest.approx((0.6 + 2.4) / 2)
+    assert mean == pytest.approx(1.15)
+    assert found.gains_R == pytest.approx([1.5 - 1.2 * 0.15])
+    assert foresee_alone(rows, [1.0, 3.0], 3, worth=1.2)[0].drafting == []

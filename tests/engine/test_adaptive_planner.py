@@ -132,6 +132,29 @@ def test_never_slower_than_plain_or_than_any_width(
     assert found >= 0.96 * max(others), (found, others)
 
 
+@pytest.mark.parametrize("params", [MAXIMAL, SamplingParams(temperature=0.0)], ids=["T=1", "T=0"])
+@pytest.mark.parametrize("chance", [0.2, 0.3, 0.5])
+def test_a_lone_request_takes_what_a_shelf_gives_for_nothing(
+    params: SamplingParams, chance: float
+) -> None:
+    """As on a processor with AVX2: 3 tokens cost what one does, the fourth a quarter more."""
+    seconds = {1: 9.9e-3, 2: 9.9e-3, 3: 10.0e-3, 4: 12.4e-3, 5: 13.0e-3, 6: 13.6e-3}
+    shelf = replace(
+        QUIET,
+        draft=curve((1, 2), lambda n: 0.7e-3 + 0.6e-3 * n),
+        verify=(VerifyRow(num_requests=1, curve=curve(seconds, seconds.__getitem__)),),
+    )
+    service = Service(planner_of(shelf), shelf, steady(chance), params=params)
+    service.rate(100)
+    found = service.rate(1000)
+    others = []
+    for width in range(4):
+        fixed = Service(FixedPlanner(FixedWidth(width=width)), shelf, steady(chance), params=params)
+        fixed.rate(100)
+        others.append(fixed.rate(1000))
+    assert found >= 0.985 * max(others), (found, others)
+
+
 @pytest.mark.parametrize(("cost", "num_requests"), [(QUIET, 16), (BUSY, 2), (BUSY, 8)])
 @pytest.mark.parametrize("chance", [0.2, 0.6])
 def test_where_nobody_drafts_the_budget_is_nothing(

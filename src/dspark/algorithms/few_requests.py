@@ -53,6 +53,29 @@ def foresee_few(
     )
 
 
+def foresee_alone(
+    rows: Rows, seconds_B: Sequence[float], cap: int, *, worth: float
+) -> tuple[Foresight, float]:
+    """What a lone request's blocks [H][K] would bring, each verified as `stepped` has it, and the
+    mean seconds of those passes.
+
+    A price by the token is the rate of a slope, but the shelves of a lone request are as wide as
+    what it verifies: at the mean price lengths beyond a shelf looked worth it, and then the whole
+    draft did not.
+    """
+    lengths = [stepped(row, seconds_B, cap, worth=worth) for row in rows]
+    count, verified = len(rows), sum(lengths)
+    accepted = sum(sum(row[:length]) for row, length in zip(rows, lengths, strict=True)) / count
+    seconds = sum(seconds_B[length] for length in lengths) / count
+    foresight = Foresight(
+        drafting=[0] if verified else [],
+        verified=verified / count,
+        accepted=accepted,
+        gains_R=[accepted - worth * (seconds - seconds_B[0])],
+    )
+    return foresight, seconds
+
+
 def free_few(
     rows: Rows, seconds_B: Sequence[float], caps: Sequence[int], *, worth: float
 ) -> list[int]:
@@ -82,6 +105,18 @@ def priced_few(
     if most is not None and sum(lengths) > most:
         return _lengths(_candidates(rows, lengths), most, len(rows))
     return lengths
+
+
+def stepped(row: Sequence[float], seconds_B: Sequence[float], cap: int, *, worth: float) -> int:
+    """`priced` for a lone request [K] whose every position has the price of its own step: length.
+
+    Whether a position is admitted rests on survivals up to it and on what was known before the
+    block, so it is exact under every coupling, as one price for all positions is.
+    """
+    for length, value in enumerate(row[: min(cap, len(seconds_B) - 1)]):
+        if value <= worth * (seconds_B[length + 1] - seconds_B[length]):
+            return length
+    return min(cap, len(seconds_B) - 1)
 
 
 def causal_few(

@@ -21,9 +21,11 @@ from dspark.algorithms.few_requests import (
     Rows,
     admit_few,
     causal_few,
+    foresee_alone,
     foresee_few,
     free_few,
     priced_few,
+    stepped,
 )
 from dspark.algorithms.foresight import Blocks, Foresight, Worth, foresee
 from dspark.algorithms.policies import Adaptive, Search
@@ -235,6 +237,8 @@ class AdaptivePlanner:
         match decision.search:
             case Search.FREE:
                 return free_few(rows, decision.verify_B, caps, worth=worth.second)
+            case Search.PRICED if len(rows) == 1:
+                return [stepped(rows[0], decision.verify_B, caps[0], worth=worth.second)]
             case Search.PRICED:
                 price, most = decision.terms
                 return priced_few(rows, caps, price=price, most=most)
@@ -436,9 +440,11 @@ class AdaptivePlanner:
         seconds: StepSeconds,
         worth: Worth,
     ) -> Terms:
-        """What the blocks of a step without prompts say; beside prompts the plain price."""
+        """What the blocks of a step without prompts say; beside prompts the plain price, and for a
+        lone request, of which each position has a price of its own."""
         most = len(caps) * self._block_size
-        if search is not Search.PRICED or not drafting or outlook.num_prompt_tokens:
+        is_alone = len(caps) == 1
+        if search is not Search.PRICED or not drafting or outlook.num_prompt_tokens or is_alone:
             return Terms(price=worth.price, most=most)
         own_RHK = blocks_RHK[drafting]
         for row_HK, cap in zip(own_RHK, [caps[r] for r in drafting], strict=True):
@@ -485,11 +491,7 @@ class AdaptivePlanner:
                 token_seconds=seconds.of_token(going.budget(count), count),
                 draft_seconds_N=draft_N,
             )
-            found = self._foresight(blocks_RHK, worth, caps, head_start)
-            rate = plain_rate
-            if found.drafting:
-                tokens = count + found.accepted
-                rate = tokens / usual.of_step(len(found.drafting), found.verified)
+            found, rate = self._foresight(blocks_RHK, worth, caps, head_start, usual)
             least = plain_rate * (1.0 + (margin if all(head_start) else 0.0))
             if found.drafting and rate <= least:
                 found = Foresight(drafting=(), verified=0.0, accepted=0.0, gains_R=found.gains_R)
@@ -507,11 +509,27 @@ class AdaptivePlanner:
         return self.policy.margin + _FIRST_MARGIN * max(1.0 - self._num_steps / _FIRST_STEPS, 0.0)
 
     def _foresight(
-        self, blocks_RHK: Blocks, worth: Worth, caps: Sequence[int], head_start: Sequence[float]
-    ) -> Foresight:
-        if len(caps) <= _FEW_BLOCKS:
-            return foresee_few(blocks_RHK.tolist(), worth, caps, head_start=head_start)
-        return foresee(blocks_RHK, worth, np.array(caps), head_start_R=np.array(head_start))
+        self,
+        blocks_RHK: Blocks,
+        worth: Worth,
+        caps: Sequence[int],
+        head_start: Sequence[float],
+        usual: StepSeconds,
+    ) -> tuple[Foresight, float]:
+        """Who should draft, and the tokens/s of such a step without prompts."""
+        count = len(caps)
+        if count == 1:  # nobody else whom its seconds could serve: its own rate decides
+            verify_B: list[float] = usual.verify_B.tolist()
+            (rows,) = blocks_RHK.tolist()
+            found, seconds = foresee_alone(rows, verify_B, caps[0], worth=worth.second)
+            seconds += worth.draft_seconds_N[len(found.drafting)]
+            return found, (count + found.accepted) / seconds
+        if count <= _FEW_BLOCKS:
+            found = foresee_few(blocks_RHK.tolist(), worth, caps, head_start=head_start)
+        else:
+            found = foresee(blocks_RHK, worth, np.array(caps), head_start_R=np.array(head_start))
+        tokens, drafting = count + found.accepted, len(found.drafting)
+        return found, tokens / usual.of_step(drafting, found.verified if drafting else 0.0)
 
     def _trust(self, crew: Crew) -> Sequence[float]:
         trusts = [hindsight.trust for hindsight in self._hindsight]
