@@ -50,14 +50,6 @@ struct Scratch {
   }
 };
 
-#if !defined(__AVX512F__)
-// Of each pair of bfloat16 values the first or the second, as float32.
-DSPARK_INLINE __m256i lower_half(__m256i x) { return _mm256_slli_epi32(x, 16); }
-DSPARK_INLINE __m256i upper_half(__m256i x) {
-  return _mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000)));
-}
-#endif
-
 #if defined(__AVX512F__)
 // 32 values of 2 bytes are 16 of 4 bytes: one transposition serves twice as many.
 DSPARK_INLINE void transpose_two(const uint16_t* const rows[kLanes], int64_t e, float* out) {
@@ -136,8 +128,7 @@ struct Halves : Singles<uint16_t> {
   }
 
   DSPARK_INLINE Words key(Words unit, int part) {
-    if (part == 0) return {lower_half(unit.a), lower_half(unit.b)};
-    return {upper_half(unit.a), upper_half(unit.b)};
+    return part == 0 ? low_shorts_up(unit) : high_shorts(unit);
   }
 };
 #endif
@@ -235,7 +226,9 @@ DSPARK_INLINE Floats values_in_order(Floats sums, const uint16_t*) { return sums
 // Even values, then odd ones: two instructions and not four.
 DSPARK_INLINE Floats load_values(const uint16_t* p) {
   const __m256i pairs = load_half(p);
-  return {_mm256_castsi256_ps(lower_half(pairs)), _mm256_castsi256_ps(upper_half(pairs))};
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
+          _mm256_castsi256_ps(_mm256_and_si256(pairs, upper))};
 }
 DSPARK_INLINE Floats values_in_order(Floats sums, const uint16_t*) {
   const __m256 low = _mm256_unpacklo_ps(sums.a, sums.b);
