@@ -314,4 +314,7 @@ def resolve_dtype(name: str, *, by_operators: bool = False) -> torch.dtype:
 def _has_bf16() -> bool:
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported())
+    found = torch.cpu.get_capabilities()
+    if found["architecture"] == "x86_64":  # oneDNN calls bf16 supported where it emulates it
+        return bool(found["avx512_bf16"])
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
