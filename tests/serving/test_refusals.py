@@ -30,7 +30,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": 100000}, "max_tokens"),
-    ({"max_completion_tokens": 3}, None),  # beside max_tokens 2
+    ({"max_completion_tokens": 3}, "max_completion_tokens"),  # beside max_tokens 2
     ({"min_tokens": -1}, "min_tokens"),
     ({"min_tokens": 3}, "min_tokens"),  # above max_tokens
     ({"n": 0}, "n"),
@@ -42,9 +42,9 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"304": 1}}, "logit_bias"),
     ({"logit_bias": {"3": 101}}, "logit_bias"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"),
-    ({"top_logprobs": 3}, None),
+    ({"top_logprobs": 3}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"stream_options": {"include_usage": True}}, None),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"nothing": True}}, "stream_options.nothing"),
     ({"speculation": {"max_draft": 5}}, "speculation.max_draft"),
     ({"speculation": {"width": 5}}, "speculation.width"),
@@ -54,7 +54,14 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"content": "Hello"}]}, "messages[0].role"),
     ({"messages": [{"role": "king", "content": "Hello"}]}, "messages[0].role"),
     ({"messages": [image("x")]}, "messages[0].content[0].image_url"),  # UC-160
-    ({"chat_template_kwargs": {"enable_thinking": True}}, "thinking"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        "chat_template_kwargs.enable_thinking",
+    ),
     ({"audio": {"voice": "x"}}, "audio"),
     ({"store": True}, "store"),
     ({"no_such_field": 1}, "no_such_field"),
@@ -100,8 +107,8 @@ def test_completions_too(client: httpx.Client, changes: dict[str, Any], param: s
 
 def test_a_list_of_the_wrong_length_is_one_sentence(client: httpx.Client) -> None:
     for changes, words in (
-        ({"messages": []}, "messages holds 0, but must hold at least 1."),
-        ({"stop": ["x"] * 17}, "stop holds 17, but must hold at most 16."),
+        ({"messages": []}, "messages holds 0 items, but it must hold at least 1."),
+        ({"stop": ["x"] * 17}, "stop holds 17 items, but it must hold at most 16."),
     ):
         reply = client.post("/v1/chat/completions", json={**CHAT, **changes})
         assert reply.status_code == 400
@@ -139,6 +146,44 @@ def test_several_fields_are_listed_in_one_refusal(client: httpx.Client) -> None:
     assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "changes", "words"),
+    [
+        (
+            "chat/completions",
+            {"stop": 3},
+            "stop is 3, but it must be a valid string or a valid list.",
+        ),
+        ("chat/completions", {"logprobs": "x"}, "logprobs is 'x', but it must be a valid boolean."),
+        (
+            "completions",
+            {"prompt": None},
+            "prompt is null, but it must be a valid string or a valid l",
+        ),
+        (
+            "chat/completions",
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema is missing, but type is 'json_schema'.",
+        ),
+    ],
+)
+def test_a_value_is_named_once_with_all_that_it_may_be(
+    client: httpx.Client, path: str, changes: dict[str, Any], words: str
+) -> None:
+    reply = client.post(
+        f"/v1/{path}", json={**(TEXT if path == "completions" else CHAT), **changes}
+    )
+    assert reply.json()["error"]["message"].startswith(words), reply.text
+
+
+def test_no_thoughts_are_what_a_template_without_them_gives(client: httpx.Client) -> None:
+    body = {**CHAT, "temperature": 0, "chat_template_kwargs": {"enable_thinking": False}}
+    reply = client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    plain = client.post("/v1/chat/completions", json={**CHAT, "temperature": 0})
+    assert reply.json()["choices"] == plain.json()["choices"]
+
+
 def test_what_asks_for_nothing_is_taken(client: httpx.Client) -> None:
     harmless = {
         "store": False,
@@ -163,7 +208,9 @@ def test_a_body_that_is_no_request_is_refused(client: httpx.Client, content: byt
         "/v1/completions", content=content, headers={"Content-Type": "application/json"}
     )
     assert reply.status_code == 400, reply.text
-    assert reply.json()["error"]["message"]
+    error = reply.json()["error"]
+    assert error["message"].endswith(".")
+    assert not (error["param"] or "").startswith("[")  # a position in the text is no field
 
 
 def test_a_body_of_another_type_is_refused(client: httpx.Client) -> None:
@@ -198,10 +245,14 @@ def test_another_model_is_not_found(client: httpx.Client) -> None:
 
 def test_paths_and_methods_that_are_not_there(client: httpx.Client) -> None:
     assert client.get("/v1/nothing").status_code == 404
-    assert client.get("/v1/nothing").json()["error"]["type"] == "invalid_request_error"
+    error = client.get("/v1/nothing").json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith("There is no '/v1/nothing' here; GET /openapi.json")
     reply = client.get("/v1/completions")
     assert reply.status_code == 405
     assert reply.headers["allow"] == "POST"
+    assert reply.json()["error"]["message"] == "GET is not for '/v1/completions'; use POST."
+    assert client.post("/tokenize", json={}).status_code == 404  # no name of the page's
 
 
 def test_the_field_of_a_sentence() -> None:

@@ -17,6 +17,8 @@ TEXTS = (
     "no call at all",
     CALL,
     f"First. {CALL}\n{CALL} Last <tool",
+    f"{CALL}\n<tool_call>no json</tool_call>",
+    f"{CALL}\n{CALL} \n",
     f"<tool_call>no json</tool_call> {CALL}",
     "<tool_call>\n{unfinished",
     "<tool_<tool_call>[]</tool_call>",
@@ -63,11 +65,13 @@ def test_any_pieces_give_what_the_whole_gives(text: str, cuts: list[int]) -> Non
 
 def test_calls_are_told_from_text() -> None:
     text, calls = read([TEXTS[2]])
-    assert text == "First. \n Last <tool"
+    assert text == "First.  Last <tool"  # the line break between calls is of their form
     assert calls == [Call(name="add", arguments='{"a": 1, "b": [2]}')] * 2
-    for other in (TEXTS[0], TEXTS[4], TEXTS[5], TEXTS[6]):
+    for other in (TEXTS[0], *TEXTS[6:]):
         assert read([other]) == (other, [])
-    assert read([TEXTS[3]])[0] == "<tool_call>no json</tool_call> "
+    assert read([TEXTS[3]])[0] == "\n<tool_call>no json</tool_call>"
+    assert read([TEXTS[4]]) == ("", calls)
+    assert read([TEXTS[5]])[0] == "<tool_call>no json</tool_call> "
 
 
 def test_a_model_is_told_of_its_tools() -> None:
@@ -112,6 +116,28 @@ def test_a_call_that_is_asked_for_fits_its_schema(api: OpenAI, choice: Any) -> N
     assert calls[0].function.arguments == call.function.arguments
     assert ends[-1] == "tool_calls"
     assert text == ""
+
+
+def test_an_answer_that_must_call_is_calls_alone(api: OpenAI) -> None:
+    """What a model would add behind a call is no result of it."""
+    options: Any = {
+        "model": "toy",
+        "messages": HELLO,
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "max_tokens": 300,
+        "seed": 1,
+    }
+    message = api.chat.completions.create(**options).choices[0].message
+    rest = message.content or "\n<tool_call>"
+    assert rest.startswith("\n<tool_call>")  # a further call, which the limit cut
+    assert message.tool_calls
+    chunks = list(api.chat.completions.create(**options, stream=True))
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    arguments = [call.function.arguments for call in message.tool_calls]
+    assert [call.function.arguments for call in calls] == arguments
+    assert [c.index for c in calls] == list(range(len(calls)))
+    assert len(chunks) <= 2 + len(calls)  # the first, the last, and nothing while a call grows
 
 
 def test_a_conversation_with_calls_goes_on(api: OpenAI) -> None:
@@ -168,10 +194,13 @@ def test_an_answer_follows_its_schema(api: OpenAI) -> None:
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"tool_choice": "required"}, None),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, None),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, None),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice",
+        ),
+        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         (
             {

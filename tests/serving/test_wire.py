@@ -28,7 +28,8 @@ def pieces(texts: Sequence[str]) -> list[Piece]:
 
 
 def joined(events: Sequence[str], name: str) -> str:
-    deltas = [json.loads(e.removeprefix("data: "))["choices"][0]["delta"] for e in events]
+    told = [json.loads(event.removeprefix("data: ")) for event in events if event]
+    deltas = [event["choices"][0]["delta"] for event in told]
     return "".join(delta.get(name) or "" for delta in deltas)
 
 
@@ -64,6 +65,7 @@ def test_a_call_is_read_behind_the_thought_and_not_in_it(llm: LLM) -> None:
     events = [stream.chunk(piece) for piece in pieces(texts)]
     assert joined(events, "reasoning_content") == call
     assert "".join(events).count('"tool_calls":[') == 1
+    assert [bool(event) for event in events] == [True, False, True]  # a mark alone tells nothing
     whole = json.loads(writer(llm, wishes, thought=Thought.AHEAD).whole(pieces(texts)))
     (choice,) = whole["choices"]
     assert choice["message"]["reasoning_content"] == call

@@ -292,12 +292,15 @@ def _add_api(app: FastAPI, service: Service) -> None:
 def _add_page(app: FastAPI) -> None:
     files = StaticFiles(directory=LIVE_FOLDER)
 
-    # one folder and no mount: a mount at / would take wrong methods of other paths for its own
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-    @app.api_route("/{name}", methods=["GET", "HEAD"], include_in_schema=False)
-    async def page(request: Request, name: str = "index.html") -> Response:
+    async def page(request: Request) -> Response:
         """The live page and its files."""
-        return await files.get_response(name, request.scope)
+        return await files.get_response(
+            request.scope["path"].removeprefix("/") or "index.html", request.scope
+        )
+
+    # by name and no mount: a mount at / would take wrong methods of other paths for its own
+    for name in ("", *sorted(file.name for file in LIVE_FOLDER.iterdir())):
+        app.add_api_route(f"/{name}", page, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
@@ -385,9 +388,18 @@ def _add_errors(app: FastAPI) -> None:
         return reply(Refusal.of_fields(error.errors()))
 
     @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> Response:
+    async def http(request: Request, error: HTTPException) -> Response:
         headers = dict(error.headers or {})
-        return reply(Refusal(error.status_code, str(error.detail), headers=headers))
+        if error.status_code not in (404, 405):
+            return reply(Refusal(error.status_code, str(error.detail), headers=headers))
+        refusal = Refusal.of_route(
+            error.status_code,
+            request.method,
+            request.scope["path"],
+            headers.get("Allow", "another"),
+        )
+        refusal.headers.update(headers)
+        return reply(refusal)
 
     @app.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> Response:

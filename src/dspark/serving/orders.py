@@ -44,11 +44,7 @@ class OrderDesk:
 
     def chat(self, body: ChatRequest, *, order_id: str, now_s: float) -> Order:
         """The order of a conversation. Raises `Refusal` or `InputError`."""
-        thinking = None
-        if body.chat_template_kwargs is not None:
-            thinking = body.chat_template_kwargs.enable_thinking
-        thinking = self._llm.thinking if thinking is None else thinking
-        self._llm.tokenizer.check_thinking(thinking)
+        thinking = self._thinking(body)
         prompt = self._prompt(body, thinking)
         return self._order(
             body,
@@ -59,6 +55,27 @@ class OrderDesk:
             grammar=self._grammar(body, thinking),
             thought=Thought.of(prompt, has_marks=self._has_thoughts),
         )
+
+    def _thinking(self, body: ChatRequest) -> bool | None:
+        """The mode that the request or else the server asks for; `None` leaves it to the template.
+
+        No thoughts are what a template without modes gives anyway.
+        """
+        options = body.chat_template_kwargs
+        asked = None if options is None else options.enable_thinking
+        if asked is None:
+            return self._llm.thinking
+        if self._llm.tokenizer.has_thinking_modes:
+            return asked
+        if asked:
+            field = "chat_template_kwargs.enable_thinking"
+            raise Refusal(
+                400,
+                f"{field} is true, but this model's chat template has no thinking mode; leave it "
+                "out.",
+                param=field,
+            )
+        return None
 
     def _prompt(self, body: ChatRequest, thinking: bool | None) -> str:
         tokenizer = self._llm.tokenizer

@@ -54,6 +54,12 @@ class Message(_Strict):
     function_call: None = None
     annotations: list[Any] | None = None
 
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError("content is missing; an assistant's message alone may have none")
+        return self
+
 
 class StreamOptions(_Strict):
     """What a stream tells besides the answer."""
@@ -94,8 +100,10 @@ class ResponseFormat(_Strict):
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("response_format.json_schema belongs to type json_schema")
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema is missing, but type is 'json_schema'")
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise ValueError(f"json_schema is given, but type is {self.type!r}")
         return self
 
 
@@ -218,17 +226,18 @@ class ChatRequest(_Common):
     def _check_tools(self) -> Self:
         names = [tool.function.name for tool in self.tools or ()]
         if self.must_call and not names:
-            raise ValueError("tool_choice asks for a call, but there are no tools")
+            raise ValueError("tool_choice is a call, but there are no tools")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise ValueError(f"tool_choice names no tool of tools, which are {names}")
-        has_format = self.response_format is not None and self.response_format.type != "text"
-        if self.usable_tools and has_format:
-            raise ValueError("response_format and tools are both given; use one of them")
+            name = self.tool_choice.function.name
+            raise ValueError(f"tool_choice is {name!r}, but the tools are {', '.join(names)}")
+        form = self.response_format
+        if self.usable_tools and form is not None and form.type != "text":
+            raise ValueError(f"response_format is {form.type}, but not beside tools; use one")
         return self
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer has to begin with a call."""
+        """Whether the answer has to be a call."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property
@@ -247,7 +256,10 @@ class ChatRequest(_Common):
             raise ValueError("top_logprobs is given, but logprobs is not true")
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:
-            raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
+            raise ValueError(
+                f"max_completion_tokens is {self.max_completion_tokens}, but max_tokens is "
+                f"{self.max_tokens}; give one of them"
+            )
         return self
 
     @property

@@ -15,6 +15,7 @@ _STATUS = {
     Cause.SHUTDOWN: (503, "server_error", "shutting_down"),
     Cause.SLOW_READER: (503, "server_error", "slow_reader"),
 }
+_MUST = ", but it must be "
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
 
 
@@ -60,8 +61,15 @@ class Refusal(Exception):
         """What pydantic found: one message with all of it, `param` the first field."""
         found = _sentences(errors)
         params = [param for param, _ in found if param]
-        message = "; ".join(dict.fromkeys(sentence for _, sentence in found)) + "."
+        message = "; ".join(_joined(sentence for _, sentence in found)) + "."
         return cls(400, message, param=params[0] if params else None)
+
+    @classmethod
+    def of_route(cls, status: int, method: str, path: str, allowed: str) -> "Refusal":
+        """A path that is not there (404), or not for this method (405)."""
+        if status == 405:
+            return cls(405, f"{method} is not for {_short(path)}; use {allowed}.")
+        return cls(404, f"There is no {_short(path)} here; GET /openapi.json lists what there is.")
 
     def body(self) -> bytes:
         """The JSON of the error."""
@@ -80,15 +88,30 @@ def named_field(message: str) -> str | None:
     return found.group(1) if found else None
 
 
+def _joined(sentences: Iterable[str]) -> list[str]:
+    """Each sentence once; what several say that one value must be becomes one (a union's rules)."""
+    rules: dict[str, list[str]] = {}
+    for sentence in sentences:
+        value, _, rule = sentence.partition(_MUST)
+        rules.setdefault(value, []).append(rule)
+    return [
+        value + (_MUST + " or ".join(dict.fromkeys(found)) if any(found) else "")
+        for value, found in rules.items()
+    ]
+
+
 def _sentences(errors: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Field and sentence of each error; of a union only the branch that got deepest."""
     deepest: dict[str, tuple[int, str, str]] = {}
     found: list[tuple[str, str, str]] = []
     for error in errors:
         path = [part for part in error["loc"] if part not in ("body", "query", "path", "header")]
-        field = _name(path)
+        field = "" if error["type"] == "json_invalid" else _name(path)  # its path is a position
         root = field.split("[")[0].split(".")[0]
-        found.append((root, field, _sentence(field, error)))
+        sentence = _sentence(field, error)
+        if error["type"] == "value_error":  # of a whole object; its rule names the field in it
+            field = sentence.partition(" is ")[0]
+        found.append((root, field, sentence))
         if len(path) >= deepest.get(root, (-1, "", ""))[0]:
             deepest[root] = (len(path), field, found[-1][2])
     is_union = {root: len({f for r, f, _ in found if r == root}) > 1 for root, _, _ in found}
@@ -113,28 +136,31 @@ def _name(path: Sequence[Any]) -> str:
 
 
 def _sentence(field: str, error: Mapping[str, Any]) -> str:
-    value = error.get("input")
+    subject = field or "The body"
     match error["type"]:
         case "extra_forbidden":
             return f"{field} is not supported by this server"
         case "missing":
-            return f"{field or 'the body'} is missing"
+            return f"{subject} is missing"
         case "json_invalid":
             reason = error.get("ctx", {}).get("error", "")
-            return f"the body is no valid JSON ({reason})"
+            return f"The body is no valid JSON ({reason}, at character {error['loc'][-1]})"
         case "value_error":
-            return str(error["msg"]).removeprefix("Value error, ")
+            rule = str(error["msg"]).removeprefix("Value error, ")
+            return f"{field}.{rule}" if field else rule
         case "model_attributes_type" | "model_type" if not field:
-            return "the body must be a JSON object, sent as application/json"
+            return "The body must be a JSON object, sent as application/json"
         case "too_short" | "too_long" as kind:
             limit = error["ctx"]["min_length" if kind == "too_short" else "max_length"]
             some = "at least" if kind == "too_short" else "at most"
-            return f"{field} holds {error['ctx']['actual_length']}, but must hold {some} {limit}"
+            count = error["ctx"]["actual_length"]
+            return f"{field} holds {count} items, but it must hold {some} {limit}"
         case _:
             rule = str(error["msg"]).removeprefix("Input should be ").removeprefix("Input ")
-            return f"{field or 'the body'} is {_short(value)}, but it must be {rule}"
+            return f"{subject} is {_short(error.get('input'))}{_MUST}{rule}"
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    """A value as a client of JSON knows it, not too long for a sentence."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

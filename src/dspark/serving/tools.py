@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
+_BETWEEN = "\n"
+"""What templates write between two calls."""
 _MOST_WHITESPACE = 16
 """Characters of white space in a row: small models would add more until their answer is cut."""
 _INSTRUCTIONS = """You may call functions. These are their signatures, one JSON object a line:
@@ -50,12 +52,16 @@ def rendered_call(name: str, arguments: str) -> str:
 def grammar_of(
     tools: Sequence[Mapping[str, Any]], *, must_call: bool, may_call_again: bool
 ) -> dict[str, Any]:
-    """xgrammar's structural tag: calls that fit schemas, in free text unless `must_call`."""
+    """xgrammar's structural tag: calls that fit schemas, in free text; `must_call`: calls alone."""
+    form: dict[str, Any] = (
+        {"type": "tags_with_separator", "separator": _BETWEEN}
+        if must_call
+        else {"type": "triggered_tags", "triggers": [_BEGIN]}
+    )
     return {
         "type": "structural_tag",
         "format": {
-            "type": "triggered_tags",
-            "triggers": [_BEGIN],
+            **form,
             "tags": [_tag(tool["function"]) for tool in tools],
             "at_least_one": must_call,
             "stop_after_first": not may_call_again,
@@ -81,12 +87,16 @@ class CallReader:
     """Parts a growing answer into its text and its calls, however it is cut into pieces (UC-045).
 
     Held back, and never longer than needed: a text that may still grow into the mark of a call.
-    What follows the mark and is no call after all is text.
+    What follows the mark and is no call after all is text. White space behind a call belongs to the
+    form of calls and is text only if text follows.
     """
 
     def __init__(self) -> None:
         self._held = ""
         self._is_inside = False
+        self._is_behind_call = False
+        self._gap = ""
+        """White space between a call and the mark that was read last."""
         self.num_calls = 0
 
     def push(self, text: str) -> tuple[str, list[Call]]:
@@ -101,26 +111,34 @@ class CallReader:
                     break
                 self._held, self._is_inside = rest, False
                 call = _call(body)
+                self._is_behind_call = call is not None
                 if call is None:
-                    shown.append(f"{_BEGIN}{body}{_END}")
+                    shown.append(f"{self._gap}{_BEGIN}{body}{_END}")
                 else:
                     calls.append(call)
             else:
                 before, mark, rest = self._held.partition(_BEGIN)
                 if not mark:
                     break
-                shown.append(before)
+                self._gap = before if self._is_behind_call and not before.strip() else ""
+                shown.append(before.removeprefix(self._gap))
                 self._held, self._is_inside = rest, True
         if not self._is_inside:
-            keep = _partial(self._held)
-            shown.append(self._held[: len(self._held) - keep])
-            self._held = self._held[len(self._held) - keep :]
+            certain = self._held[: len(self._held) - _partial(self._held)]
+            if certain.strip() or not self._is_behind_call:
+                shown.append(certain)
+                self._held = self._held.removeprefix(certain)
+                self._is_behind_call = False
         self.num_calls += len(calls)
         return "".join(shown), calls
 
     def flush(self) -> str:
         """What is left at the end of the answer: no call, so it is text."""
-        text = (_BEGIN if self._is_inside else "") + self._held
+        if self._is_inside:
+            text = f"{self._gap}{_BEGIN}{self._held}"
+        else:
+            is_blank = self._is_behind_call and not self._held.strip()
+            text = "" if is_blank else self._held
         self._held, self._is_inside = "", False
         return text
 

@@ -73,23 +73,26 @@ class Writer:
         is_first = index not in self._counts
         self._counts[index] = piece.counts
         reason = piece.finish_reason
+        ending = "null" if reason is None else _REASONS[reason]
+        calls: list[dict[str, Any]] = []
         thought, said = self._parted(piece) if wishes.is_chat else ("", piece.text)
-        is_news = piece.text or reason or (is_first and wishes.is_chat)
+        if wishes.has_tools:
+            said, calls, ending = self._with_calls(piece, said, ending)
+        is_news = said or thought or calls or reason or (is_first and wishes.is_chat)
         if not (is_news or wishes.has_logprobs or wishes.has_token_ids):
             return ""
-        ending = "null" if reason is None else _REASONS[reason]
         logprobs = "null" if not wishes.has_logprobs else dumps(self._logprobs(piece))
         extra = f',"token_ids":{dumps(list(piece.token_ids))}' if wishes.has_token_ids else ""
         if wishes.is_chat:
             role = '"role":"assistant",' if is_first else ""
             body = f'"content":{dumps(said)}'
-            if wishes.has_tools:
-                body, ending = self._with_calls(piece, said, ending)
+            if calls:
+                body += f',"tool_calls":{dumps(calls)}'
             if thought:
                 body = f'"reasoning_content":{dumps(thought)},{body}'
             text = f'"delta":{{{role}{body}}}'
         else:
-            text = f'"text":{dumps(piece.text)}'
+            text = f'"text":{dumps(said)}'
         if wishes.has_running_usage:
             tail = f'}}],"usage":{dumps(self.usage())}}}\n\n'
         else:
@@ -114,19 +117,17 @@ class Writer:
             thought, said = thought + rest[0], said + rest[1]
         return thought, said
 
-    def _with_calls(self, piece: Piece, said: str, ending: str) -> tuple[str, str]:
-        """Fields of the delta, and the finish reason, of an answer that may hold calls."""
+    def _with_calls(
+        self, piece: Piece, said: str, ending: str
+    ) -> tuple[str, list[dict[str, Any]], str]:
+        """Text, new calls and finish reason of a piece of an answer that may hold calls."""
         reader = self._readers.setdefault(piece.answer, CallReader())
         first = reader.num_calls
         text, calls = reader.push(said)
         if piece.finish_reason is not None:
             text += reader.flush()
             ending = '"tool_calls"' if reader.num_calls and ending == '"stop"' else ending
-        body = f'"content":{dumps(text)}'
-        if calls:
-            found = [{"index": first + i, **_call(call)} for i, call in enumerate(calls)]
-            body += f',"tool_calls":{dumps(found)}'
-        return body, ending
+        return text, [{"index": first + i, **_call(call)} for i, call in enumerate(calls)], ending
 
     def usage_chunk(self) -> str:
         """The chunk after the last piece, for who asked for it."""
