@@ -11,7 +11,7 @@ from dspark.kernels import extension
 settings.register_profile("kernels", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("kernels")
 
-INSTRUCTION_SETS = ["avx2", "avx512", "avx512bf16", "amx"]
+INSTRUCTION_SETS = ["avx2", "avx512", "avx512vnni", "avx512bf16", "amx"]
 
 
 @pytest.fixture(scope="module", params=INSTRUCTION_SETS)

@@ -21,7 +21,8 @@ SOURCES = Path(__file__).with_name("csrc")
 _AVX512 = ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 _INSTRUCTIONS = {
     "avx2": ["-mavx2", "-mfma"],
-    "avx512": [*_AVX512, "-mavx512vnni"],
+    "avx512": _AVX512,
+    "avx512vnni": [*_AVX512, "-mavx512vnni"],
     "avx512bf16": [*_AVX512, "-mavx512vnni", "-mavx512bf16"],
     "amx": [*_AVX512, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }

@@ -4,14 +4,18 @@
 #pragma once
 
 #include "attention_rows.h"
+#include "short_pairs.h"
 
 namespace dspark {
 namespace DSPARK_ISA {
 namespace {
 
-#if defined(__AVX512F__)
+#if defined(__AVX512VNNI__)
 constexpr int kByteRows = 6, kByteBlocks = 4;  // 24 sums, 4 operands, 1 broadcast of 32 registers
 constexpr int kWeightRows = 3, kWeightGroups = 4;  // the same: each sum has two parts
+#elif defined(__AVX512F__)
+constexpr int kByteRows = 6, kByteBlocks = 2;  // 12 sums, 4 operands, 2 broadcasts, products
+constexpr int kWeightRows = 3, kWeightGroups = 4;  // the same, and 4 sums of values
 #else
 constexpr int kByteRows = 3, kByteBlocks = 1;
 constexpr int kWeightRows = 3, kWeightGroups = 1;
@@ -21,7 +25,7 @@ constexpr int64_t kChunkBlocks = kChunk / kBytePositions;
 constexpr float kMostWeight = 65535.0f;  // of a row's chunk; 255 * 127 * kChunk is exact as float32
 constexpr float kLeastScale = 1e-30f;  // smaller products of weight and scale count as none
 
-#if defined(__AVX512F__)
+#if defined(__AVX512VNNI__)
 // Four bytes of each lane, and four of a row for all lanes.
 using Fours = Words;
 using QueryValue = int8_t;
@@ -54,8 +58,7 @@ DSPARK_INLINE Words add_products(Words sum, Fours keys, const int8_t* four) {
 }
 
 #else
-// The 8-bit products of AVX2 saturate. Bytes are widened to 16 bits, once for all rows: first and
-// third of each lane, second and fourth. Rows have their fours in that order.
+// Widened to 16 bits, once for all rows, see short_pairs.h. Rows have their fours in that order.
 struct Fours {
   Words even, odd;
 };
@@ -63,38 +66,23 @@ using QueryValue = int16_t;
 
 DSPARK_INLINE Fours unsigned_fours(const char* p) {
   const Words x = load_words(p);
-  const __m256i low = _mm256_set1_epi16(0xff);
-  return {{_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low)},
-          {_mm256_srli_epi16(x.a, 8), _mm256_srli_epi16(x.b, 8)}};
+  return {low_bytes(x), upper_bytes(x)};
 }
 DSPARK_INLINE Fours signed_fours(const char* p) {
   const Words x = load_words(p);
-  const auto even = [](__m256i y) __attribute__((always_inline)) {
-    return _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8);
-  };
-  return {{even(x.a), even(x.b)}, {_mm256_srai_epi16(x.a, 8), _mm256_srai_epi16(x.b, 8)}};
+  return {signed_low_bytes(x), signed_upper_bytes(x)};
 }
 
 // Not the intrinsic: GCC loads two pairs into one register of the other kind, and takes them apart.
-DSPARK_INLINE __m256i splat_pair(const int16_t* two) {
-  __m256i x;
-  asm("vpbroadcastd %1, %0" : "=x"(x) : "m"(*reinterpret_cast<const char(*)[4]>(two)));
+DSPARK_INLINE Repeated splat_pair(const int16_t* two) {
+  Repeated x;
+  asm("vpbroadcastd %1, %0" : "=v"(x) : "m"(*reinterpret_cast<const char(*)[4]>(two)));
   return x;
 }
 
-// sum += both products of each pair. Not the intrinsics: GCC adds the products up first, and then
-// has more of them than registers.
-DSPARK_INLINE void add_pairs(__m256i& sum, __m256i x, __m256i pair) {
-  __m256i product;
-  asm("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(x), "x"(pair));
-}
 DSPARK_INLINE Words add_products(Words sum, const Fours& x, const int16_t* four) {
-  const __m256i even = splat_pair(four), odd = splat_pair(four + 2);
-  add_pairs(sum.a, x.even.a, even);
-  add_pairs(sum.b, x.even.b, even);
-  add_pairs(sum.a, x.odd.a, odd);
-  add_pairs(sum.b, x.odd.b, odd);
-  return sum;
+  const Repeated even = splat_pair(four), odd = splat_pair(four + 2);
+  return add_pairs(add_pairs(sum, x.even, even), x.odd, odd);
 }
 
 // Sixteen values of 16 bits, each four of them in the order of `Fours`.
@@ -124,7 +112,7 @@ struct ByteScratch {
   float* scales;  // [rows], of q, then of the weights
   int32_t* starts;  // [rows], of the sums of scores: what shifted keys add too much
   QueryValue* q;  // [rows][padded]
-#if defined(__AVX512F__)
+#if defined(__AVX512VNNI__)
   uint8_t* high;  // [rows][kChunk], of the weights
   uint8_t* low;
 #else
@@ -137,7 +125,7 @@ struct ByteScratch {
     scales = scores + num_rows * kChunk;
     starts = reinterpret_cast<int32_t*>(scales + num_rows);
     q = reinterpret_cast<QueryValue*>(starts + num_rows);
-#if defined(__AVX512F__)
+#if defined(__AVX512VNNI__)
     high = reinterpret_cast<uint8_t*>(q + num_rows * padded);
     low = high + num_rows * kChunk;
 #else
@@ -146,7 +134,7 @@ struct ByteScratch {
 #endif
   }
   static int64_t size(int64_t num_rows, int64_t padded) {
-#if defined(__AVX512F__)
+#if defined(__AVX512VNNI__)
     return num_rows * (kChunk + 2 + padded / 4 + kChunk / 2);
 #else
     return num_rows * (kChunk + 2 + padded / 2 + kChunk / 2) + padded / 4;
@@ -185,7 +173,7 @@ void load_byte_query(const Attention& a, const AttentionTile& tile, int64_t row,
   const int64_t head = tile.kv_head * a.num_sharing + row % a.num_sharing;
   const int64_t value_bytes = a.type == Type::kBFloat16 ? 2 : 4;
   QueryValue* const q = s.q + row * padded;
-#if defined(__AVX512F__)
+#if defined(__AVX512VNNI__)
   uint8_t* const bytes = reinterpret_cast<uint8_t*>(q);
 #else
   uint8_t* const bytes = s.row;
@@ -272,18 +260,18 @@ void weigh_bytes(const Attention& a, const ByteScratch& s, int64_t padded,
   for (int64_t b = blocks.low; b < blocks.high; ++b) {
     const Words whole = to_words(mul(load(scores + b * kLanes), factor));
     const int64_t at = row * kChunk + b * kLanes;
-#if defined(__AVX512F__)
+#if defined(__AVX512VNNI__)
     store_bytes(s.low + at, whole);
     store_bytes(s.high + at, high_bytes(whole));
 #else
     const Words x = sub_words(whole, splat_word(1 << 15));
-    store_fours(s.weights + at, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8));
+    store_fours(s.weights + at, words_as_shorts(x));
 #endif
   }
 }
 
 // Sums of weight times value for kNumRows rows and kGroups times 16 values from e on.
-#if defined(__AVX512F__)
+#if defined(__AVX512VNNI__)
 template <int kNumRows, int kGroups>
 void add_byte_values(const ByteScratch& s, int64_t padded, const char* const* values, Range blocks,
                      int64_t row, int64_t e, float* out, int64_t out_stride) {
@@ -324,36 +312,42 @@ void add_byte_values(const ByteScratch& s, int64_t padded, const char* const* va
 template <int kNumRows, int kGroups>
 void add_byte_values(const ByteScratch& s, int64_t padded, const char* const* values, Range blocks,
                      int64_t row, int64_t e, float* out, int64_t out_stride) {
-  static_assert(kGroups == 1 && kChunk / 2 * 127 < 1 << 15);
-  Words sums[kNumRows];
+  static_assert(kChunk / 2 * 127 < 1 << 15);
+  Words sums[kNumRows][kGroups];
+  Words all[kGroups];  // values of two and two positions, in 16 bits
 #pragma GCC unroll 4
-  for (int r = 0; r < kNumRows; ++r) sums[r] = zero_words();
-  Words all = zero_words();  // values of two and two positions, in 16 bits
+  for (int g = 0; g < kGroups; ++g) {
+    all[g] = zero_words();
+#pragma GCC unroll 4
+    for (int r = 0; r < kNumRows; ++r) sums[r][g] = zero_words();
+  }
   const int16_t* const weights = s.weights + row * kChunk;
   for (int64_t b = blocks.low; b < blocks.high; ++b) {
     const char* v = values[b] + e * 4;
 #pragma GCC unroll 1
     for (int64_t j = b * kLanes; j < (b + 1) * kLanes; j += 4, v += padded * 4) {
-      const Fours x = signed_fours(v);
-      all = {_mm256_add_epi16(all.a, _mm256_add_epi16(x.even.a, x.odd.a)),
-             _mm256_add_epi16(all.b, _mm256_add_epi16(x.even.b, x.odd.b))};
 #pragma GCC unroll 4
-      for (int r = 0; r < kNumRows; ++r)
-        sums[r] = add_products(sums[r], x, weights + r * kChunk + j);
+      for (int g = 0; g < kGroups; ++g) {
+        const Fours x = signed_fours(v + g * kByteLine);
+        all[g] = add_shorts(all[g], add_shorts(x.even, x.odd));
+#pragma GCC unroll 4
+        for (int r = 0; r < kNumRows; ++r)
+          sums[r][g] = add_products(sums[r][g], x, weights + r * kChunk + j);
+      }
     }
   }
-  const __m256i one = _mm256_set1_epi16(1);
-  all = {_mm256_madd_epi16(all.a, one), _mm256_madd_epi16(all.b, one)};
-  // Weights lack 2^15: whole numbers of 2^15, and less than that, are both exact as float32.
-  const __m256i least = _mm256_set1_epi32((1 << 15) - 1);
 #pragma GCC unroll 4
-  for (int r = 0; r < kNumRows; ++r) {
-    const Words high = add_words(
-        {_mm256_srai_epi32(sums[r].a, 15), _mm256_srai_epi32(sums[r].b, 15)}, all);
-    const Words low = {_mm256_and_si256(sums[r].a, least), _mm256_and_si256(sums[r].b, least)};
-    store(out + r * out_stride + e,
-          mul(fma(to_floats(high), splat(32768.0f), to_floats(low)), splat(s.scales[row + r])));
-  }
+  for (int g = 0; g < kGroups; ++g) all[g] = sums_of_shorts(all[g]);
+  // Weights lack 2^15: whole numbers of 2^15, and less than that, are both exact as float32.
+#pragma GCC unroll 4
+  for (int r = 0; r < kNumRows; ++r)
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) {
+      const Words high = add_words(high_part(sums[r][g]), all[g]);
+      store(out + r * out_stride + e + g * kLanes,
+            mul(fma(to_floats(high), splat(32768.0f), to_floats(low_part(sums[r][g]))),
+                splat(s.scales[row + r])));
+    }
 }
 #endif
 

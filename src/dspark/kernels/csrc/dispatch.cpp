@@ -24,7 +24,8 @@ namespace {
 
 // Least to most capable; the order is the numbering of `use_instructions`.
 constexpr Kernels kSets[] = {DSPARK_KERNELS(avx2), DSPARK_KERNELS(avx512),
-                             DSPARK_KERNELS(avx512bf16), DSPARK_KERNELS(amx)};
+                             DSPARK_KERNELS(avx512vnni), DSPARK_KERNELS(avx512bf16),
+                             DSPARK_KERNELS(amx)};
 
 // Linux hands out the tile registers on request, once for the whole process.
 bool may_use_tiles() {
@@ -43,13 +44,13 @@ int64_t num_sets() {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
   const bool has_avx512 =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512vnni");
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (!has_avx512) return 1;
-  if (!__builtin_cpu_supports("avx512bf16")) return 2;
+  if (!__builtin_cpu_supports("avx512vnni")) return 2;
+  if (!__builtin_cpu_supports("avx512bf16")) return 3;
   const bool has_tiles = __builtin_cpu_supports("amx-tile") &&
                          __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8");
-  return has_tiles && may_use_tiles() ? 4 : 3;
+  return has_tiles && may_use_tiles() ? 5 : 4;
 }
 
 std::atomic<int64_t> chosen_set{-1};

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "linear_outputs.h"
+#include "short_pairs.h"
 
 namespace dspark {
 namespace DSPARK_ISA {
@@ -144,39 +145,36 @@ struct DotInt8 {
   }
 };
 #else
-// Without VNNI: 16-bit products, because the 8-bit instruction of AVX2 saturates. Even inputs, then
-// odd ones. Sums are there at once, but parts of weights take time: more tokens share them.
+// Without VNNI: even inputs, then odd ones.
 struct DotInt8 {
-  static constexpr int kTokens = 6, kGroups = 1, kFewTokens = 3, kParts = 2;
+#if defined(__AVX512F__)
+  static constexpr int kTokens = kTileTokens, kGroups = kTileGroups, kFewTokens = kSplitTokens;
+#else
+  // Sums are there at once, but parts of weights take time: more tokens share them.
+  static constexpr int kTokens = 6, kGroups = 1, kFewTokens = 3;
+#endif
+  static constexpr int kParts = 2;
   static constexpr bool kIsInt8 = true;
   using Sum = Words;
-  using X = __m256i;
+  using X = Repeated;
   DSPARK_INLINE Sum start() { return zero_words(); }
   template <int kPart>
-  DSPARK_INLINE __m256i half(__m256i w) {
-    return _mm256_srai_epi16(kPart == 0 ? _mm256_slli_epi16(w, 8) : w, 8);
-  }
-  template <int kPart>
   DSPARK_INLINE Words part(Words w) {
-    return {half<kPart>(w.a), half<kPart>(w.b)};
+    return kPart == 0 ? signed_low_bytes(w) : signed_upper_bytes(w);
   }
+#if defined(__AVX512F__)
+  DSPARK_INLINE X broadcast(const char* x) { return _mm512_set1_epi32(unit_at(x)); }
+#else
   DSPARK_INLINE X broadcast(const char* x) { return _mm256_set1_epi32(unit_at(x)); }
-  // Not intrinsics: GCC 12 would add the products of both parts first, and keep most of a tile's
-  // sums in memory.
-  DSPARK_INLINE __m256i add_products(__m256i sum, X x, __m256i w) {
-    __m256i products;
-    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(products) : "x"(x), "x"(w));
-    return sum;
-  }
-  DSPARK_INLINE Sum step(Sum sum, X x, Words w) {
-    return {add_products(sum.a, x, w.a), add_products(sum.b, x, w.b)};
-  }
+#endif
+  DSPARK_INLINE Sum step(Sum sum, X x, Words w) { return add_pairs(sum, w, x); }
   DSPARK_INLINE void write_out(const char* row, int64_t num_units, char* out) {
     const __m256i mask = _mm256_set1_epi16(0xff);
     int64_t unit = 0;
     for (; unit + 8 <= num_units; unit += 8) {
       // Units 0, 1, 4, 5, 2, 3, 6, 7: interleaving goes by 128-bit lanes.
-      const __m256i bytes = _mm256_permute4x64_epi64(load_half(row + unit * 4), 0xd8);
+      const __m256i units = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + unit * 4));
+      const __m256i bytes = _mm256_permute4x64_epi64(units, 0xd8);
       const __m256i even = _mm256_and_si256(bytes, mask), odd = _mm256_srli_epi16(bytes, 8);
       __m256i* const to = reinterpret_cast<__m256i*>(out + unit * 8);
       _mm256_storeu_si256(to, _mm256_unpacklo_epi32(even, odd));
