@@ -34,3 +34,18 @@ def test_an_installed_package_finds_the_shipped_drafter(tmp_path: Path) -> None:
     assert {f.name: f.stat().st_size for f in folder.iterdir()} == {
         f.name: f.stat().st_size for f in shipped.iterdir()
     }
+
+
+def test_the_public_names_are_imported_when_they_are_asked_for() -> None:
+    """`dspark --help` imports the package too, and must not wait for PyTorch."""
+    program = (
+        "import sys, dspark\n"
+        "assert 'torch' not in sys.modules\n"
+        "from dspark import LLM, SamplingParams\n"
+        "from dspark.core import SamplingParams as other\n"
+        "assert SamplingParams is other and callable(LLM.load)\n"
+        "assert {*dspark.__all__} <= {*dir(dspark)}\n"
+        "assert not hasattr(dspark, 'nothing')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -53,7 +53,9 @@ def commands_in(text: str) -> set[tuple[str, tuple[str, ...]]]:
     """Each `dspark ...` with the long options on its (continued) line, comments cut."""
     joined = text.replace("\\\n", " ")
     found = set()
-    for match in re.finditer(r"\b(?:dspark|DSPARK) ((?:bench )?[a-z]+)\b([^`\n#|]*)", joined):
+    for match in re.finditer(
+        r"(?<!from )\b(?:dspark|DSPARK) ((?:bench )?[a-z]+)\b([^`\n#|]*)", joined
+    ):
         found.add((match[1], tuple(re.findall(r"--[a-z][\w-]*", match[2]))))
     return found
 
