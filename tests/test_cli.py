@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dspark import artifacts
 from dspark.artifacts import read_calibration
 from dspark.commands import shared
 from tests.command_line import Run
@@ -73,6 +74,17 @@ def test_generate_prints_the_answer_and_its_figures_apart(
     assert plain.err.rstrip().endswith("1.00 tokens a step, no drafter")
 
 
+def test_who_waits_for_step_costs_is_told_so_once(
+    run: Run, model: Sequence[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The error output is a log here: a status that only terminals show would say nothing."""
+    monkeypatch.setattr(artifacts, "default_cache", lambda: tmp_path)
+    options = ("hello", *model, "--max-tokens", 2)
+    assert run("generate", *options).err.startswith("measuring what steps cost on this machine")
+    assert "measuring" not in run("generate", *options).err
+    assert "measuring" not in run("generate", *options, "--plain").err
+
+
 def test_plain_and_drafted_text_are_the_same(run: Run, model: Sequence[object]) -> None:
     options = ("--seed", 5, "--max-tokens", 12, "--json")
     drafted = run("generate", "hello", *model, *options).last_json()
@@ -105,7 +117,7 @@ def test_a_stop_string_never_shows(run: Run, model: Sequence[object]) -> None:
 def test_a_mistake_is_one_sentence_and_exit_code_1(
     run: Run, model: Sequence[object], arguments: Sequence[str], sentence: str
 ) -> None:
-    done = run("generate", arguments[0], *model, *arguments[1:])
+    done = run("generate", arguments[0], *model, "--policy", "fixed", *arguments[1:])
     assert done.code == 1
     assert sentence in done.err
     assert done.err.count("\n") == 1

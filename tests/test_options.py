@@ -36,6 +36,17 @@ def test_the_sentence_and_default_read_from_source_are_those_of_the_class(owner:
             assert found.default is None
 
 
+def test_what_none_means_is_shown_as_the_default() -> None:
+    """Nobody can type `None` at a command line."""
+    found = owned_field("core.SamplingParams", "top_k")
+    assert (found.sentence, found.absent) == ("Keep the k most likely tokens.", "all")
+    groups = [app, *(group.typer_instance for group in app.registered_groups)]
+    for command in (command for group in groups for command in group.registered_commands):
+        for name, parameter in inspect.signature(command.callback).parameters.items():
+            (option,) = parameter.annotation.__metadata__
+            assert "None" not in option.help, f"{command.callback.__name__} {name}"
+
+
 def test_every_option_has_a_sentence_of_help() -> None:
     """UC-164: an option that no help explains does not exist for a user."""
     groups = [app, *(group.typer_instance for group in app.registered_groups)]

@@ -79,7 +79,7 @@ class SamplingParams:
     temperature: float = 1.0
     """0 is greedy: the limit of sampling, a one-hot distribution (ties: lowest token id)."""
     top_k: int | None = None
-    """Keep the k most likely tokens; `None` keeps all."""
+    """Keep the k most likely tokens; `None`: all."""
     top_p: float = 1.0
     """Keep the smallest set of most likely tokens whose mass reaches top_p."""
     min_p: float = 0.0
@@ -111,11 +111,12 @@ class SamplingParams:
     num_logprobs: int | None = None
     """Log-probabilities of the chosen and of this many most likely tokens; `None` for none."""
     max_draft: int | None = None
-    """Largest number of drafted tokens verified in a round; 0 is plain decoding, `None` no cap."""
+    """Drafted tokens verified in a round, at most, 0 being plain decoding; `None`: no cap."""
     min_tokens_per_s: float = 0.0
     """Speed that the answer shall have at least, where any budget gives it; 0 asks for none."""
     coupling: Coupling | None = None
-    """`None`: shared noise with a seed, otherwise maximal."""
+    """How draft and target are drawn together, maximal or shared-noise; `None`: shared-noise with a
+    seed, otherwise maximal."""
 
     def __post_init__(self) -> None:
         _require(

@@ -20,9 +20,11 @@ class Field:
     """One documented field of a dataclass."""
 
     sentence: str
-    """The string under the field, on one line."""
+    """The string under the field, on one line, without what it says of `None`."""
     default: str | None
     """The default as the source writes it; `None` for a required or absent value."""
+    absent: str | None
+    """What `None` means, in the string's own words: its ending "; `None`: these words"."""
 
 
 def owned_field(owner: str, name: str) -> Field:
@@ -43,7 +45,12 @@ def _fields(owner: str) -> dict[str, Field]:
     fields = {}
     for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            fields[node.target.id] = Field(sentence=_string(after), default=_default(node.value))
+            text, _, absent = _string(after).partition("; `None`: ")
+            fields[node.target.id] = Field(
+                sentence=f"{text}." if absent else text,
+                default=_default(node.value),
+                absent=absent.removesuffix(".") or None,
+            )
     return fields
 
 
@@ -73,7 +80,7 @@ def option(owner: str, name: str, *flags: str, rich_help_panel: str | None = Non
     return typer.Option(
         *flags,
         help=field.sentence,
-        show_default=field.default or False,
+        show_default=field.default or field.absent or False,
         rich_help_panel=rich_help_panel,
     )
 

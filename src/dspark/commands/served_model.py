@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from dspark.commands.shared import find_costs, working
+
 if TYPE_CHECKING:
     from dspark.llm import LLM
 
@@ -29,16 +31,9 @@ class ServedModel:
     def load(self, console: Console) -> "tuple[LLM, str]":
         """The LLM with its engine built, and where its step costs come from."""
         from dspark import assembly
-        from dspark.algorithms.policies import Adaptive, parse_policy
 
-        with console.status("loading the models"):
+        with working(console, "loading the models"):
             llm = assembly.load_llm(**asdict(self))
-        costs = "no cost table is needed"
-        if isinstance(parse_policy(llm.policy), Adaptive) and llm.drafter is not None:
-            costs = "step costs from the cache"
-            if llm.stored_step_cost() is None:
-                costs = "step costs measured now"
-                with console.status("measuring what steps cost on this machine, seconds"):
-                    llm.step_cost()
+        costs = find_costs(llm, console)
         llm.cycle(speculation=True)
         return llm, costs

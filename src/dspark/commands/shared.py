@@ -2,14 +2,18 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dspark.errors import InputError
+
+if TYPE_CHECKING:
+    from dspark.llm import LLM
 
 _N = TypeVar("_N", int, float)
 
@@ -35,6 +39,33 @@ def progress_bars(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
+
+
+@contextmanager
+def working(console: Console, words: str) -> Iterator[None]:
+    """Says what takes its time: on a terminal while it lasts, in a log as a line that stays."""
+    if console.is_terminal:
+        with console.status(words):
+            yield
+    else:
+        console.print(words, highlight=False, soft_wrap=True)
+        yield
+
+
+def find_costs(llm: "LLM", console: Console) -> str:
+    """Where the step costs of this LLM's policy come from; those that are missing are measured now.
+
+    Otherwise the first request would wait for them, and nobody would know why.
+    """
+    from dspark.algorithms.policies import Adaptive, parse_policy
+
+    if llm.drafter is None or not isinstance(parse_policy(llm.policy), Adaptive):
+        return "no cost table is needed"
+    if llm.stored_step_cost() is not None:
+        return "step costs from the cache"
+    with working(console, "measuring what steps cost on this machine, once: half a minute or so"):
+        llm.step_cost()
+    return "step costs measured now"
 
 
 def say_ready(console: Console, name: str) -> None:

@@ -35,7 +35,7 @@ from dspark.commands.arguments import (
     TopK,
     TopP,
 )
-from dspark.commands.shared import coupling_of, print_json
+from dspark.commands.shared import coupling_of, find_costs, print_json
 from dspark.options import given, option
 
 _DEMO = "benchmarks.demo.DemoConfig"
@@ -103,24 +103,27 @@ def generate(
         ),
         ignore_eos=ignore_eos,
     )
-    llm = assembly.load_llm(
-        target=target,
-        drafter="none" if plain else drafter,
-        dtype=dtype,
-        device=device,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        is_compiled=not eager,
-        threads=threads,
-        policy=policy,
-        thinking=thinking,
-    )
+    errors = Console(stderr=True)
+    with errors.status("loading the model"):
+        llm = assembly.load_llm(
+            target=target,
+            drafter="none" if plain else drafter,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            is_compiled=not eager,
+            threads=threads,
+            policy=policy,
+            thinking=thinking,
+        )
     text = sys.stdin.read() if prompt == "-" else prompt
     prompt_ids = assembly.prompt_of(llm, text, system=system, is_raw=raw)
+    find_costs(llm, errors)
     if as_json:
         print_json(answer_json(llm, prompt_ids, params))
     else:
-        stream_answer(Console(), Console(stderr=True), llm, prompt_ids, params, origins)
+        stream_answer(Console(), errors, llm, prompt_ids, params, origins)
 
 
 def chat(
@@ -162,7 +165,7 @@ def chat(
         )
     )
     console = Console()
-    with console.status("loading"):
+    with console.status("loading the model"):
         llm = assembly.load_llm(
             target=target,
             drafter="none" if plain else drafter,
@@ -175,6 +178,7 @@ def chat(
             policy=policy,
             thinking=thinking,
         )
+    find_costs(llm, console)
     conversation = Conversation(llm, params, system=system)
     run(
         conversation,
@@ -234,6 +238,7 @@ def demo(
         )
     if drafter != "none":
         assembly.require_drafter(llm)
+    find_costs(llm, console)
     if not as_json:
         console.print(legend())
     report = run(llm, config, watcher=None if as_json else DemoScreen(console, llm.tokenizer))
