@@ -21,7 +21,7 @@ from dspark.algorithms.prefix_scheduler import (
     Prices,
     admit,
     causal,
-    free,
+    free_gain,
     priced,
 )
 
@@ -45,8 +45,8 @@ def test_searches_find_the_same_lengths(num_requests: int, seed: int) -> None:
     limits = Limits(caps_R=caps_R)
     rows, caps, seconds = survival_RK.tolist(), caps_R.tolist(), prices.seconds_B.tolist()
     for worth in (0.5, 1.0, 3.0):
-        expected = free(survival_RK, prices, limits, worth=worth)[1].tolist()
-        assert free_few(rows, seconds, caps, worth=worth) == expected
+        expected_R = free_gain(survival_RK, caps_R, seconds_B=prices.seconds_B, worth=worth)
+        assert free_few(rows, seconds, caps, worth=worth) == expected_R.tolist()
     for price in (0.0, 0.25, 0.3):
         assert priced_few(rows, caps, price=price) == (
             priced(survival_RK, caps_R, price=price).tolist()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.algorithms.foresight import Worth, foresee
-from dspark.algorithms.prefix_scheduler import Limits, Prices, free, priced
+from dspark.algorithms.prefix_scheduler import free_gain, priced
 
 
 def best_by_hand(blocks_RHK: np.ndarray, worth: Worth, caps: list[int]) -> float:
@@ -74,10 +74,6 @@ def test_a_price_is_the_free_search_where_every_token_costs_the_same(
     rng = np.random.default_rng(seed)
     survival_RK = rng.random((num_requests, 3)).cumprod(1).astype(np.float32)
     caps_R = rng.integers(0, 4, num_requests)
-    prices = Prices(
-        seconds_B=1.0 + 0.125 * np.arange(3 * num_requests + 1),
-        num_certain=num_requests,
-        plain_seconds=None,
-    )
-    lengths_R = free(survival_RK, prices, Limits(caps_R=caps_R), worth=3.0)[1]
+    seconds_B = 1.0 + 0.125 * np.arange(3 * num_requests + 1)
+    lengths_R = free_gain(survival_RK, caps_R, seconds_B=seconds_B, worth=3.0)
     assert priced(survival_RK, caps_R, price=3.0 * 0.125).tolist() == lengths_R.tolist()

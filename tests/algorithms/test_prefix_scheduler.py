@@ -14,8 +14,10 @@ from dspark.algorithms.prefix_scheduler import (
     causal,
     choose_budget,
     free,
+    free_gain,
     priced,
 )
+from dspark.algorithms.ranking import rank
 from dspark.core import Coupling, SamplingParams
 from tests.algorithms.lazy_plan import LazyBlock, all_lengths, lazy_admit, lazy_causal, rate_of
 from tests.algorithms.toy_decoding import ToyRequest, decode
@@ -363,3 +365,19 @@ def test_free_with_shared_noise_gives_the_text_of_plain_decoding():
     assert texts(Coupling.SHARED_NOISE, looks_ahead) == plain
     assert len(lengths_seen) > 1
     assert texts(Coupling.MAXIMAL, looks_ahead) != texts(Coupling.MAXIMAL, lambda d: [0, 0])
+
+
+@given(cases(max_requests=6), st.floats(0.0, 4.0), st.floats(0.0, 1.0))
+def test_what_is_found_without_an_order_is_what_the_order_says(case, worth, price) -> None:
+    confidence_RK, caps_R, seconds_B = case
+    survival_RK = survival_of(confidence_RK)
+    ranking = rank(survival_RK, caps_R)
+    num_budgets = min(len(ranking.survival_J) + 1, len(seconds_B))
+    gain_B = ranking.tokens(0)[:num_budgets] - worth * seconds_B[:num_budgets]
+    found_R = free_gain(survival_RK, caps_R, seconds_B=seconds_B, worth=worth)
+    assert gain_B[found_R.sum()] == pytest.approx(gain_B.max())
+    assert found_R.tolist() == ranking.lengths(int(found_R.sum())).tolist()
+    above = int((ranking.survival_J > np.float32(price)).sum())
+    for most in range(above + 2):
+        lengths_R = priced(survival_RK, caps_R, price=price, most=most)
+        assert lengths_R.tolist() == ranking.lengths(min(most, above)).tolist()

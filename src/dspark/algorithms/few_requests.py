@@ -1,8 +1,8 @@
 """Foresight and the searches for few requests, in plain arithmetic.
 
-The same numbers as `foresight.foresee` and `prefix_scheduler.free`, `priced`, `causal` and `admit`
-without floors: for a handful of candidates a call for an array costs more than the arithmetic, and
-a step of one request lasts only milliseconds. It knows survivals, seconds and caps.
+The same numbers as `foresight.foresee` and `prefix_scheduler.free_gain`, `priced`, `causal` and
+`admit` without floors: for a handful of candidates a call for an array costs more than the
+arithmetic, and a step of one request lasts only milliseconds. It knows survivals, seconds and caps.
 Letters: H recent blocks, R requests, K positions, J candidates, B budgets 0, 1, ..
 """
 
@@ -79,7 +79,7 @@ def foresee_alone(
 def free_few(
     rows: Rows, seconds_B: Sequence[float], caps: Sequence[int], *, worth: float
 ) -> list[int]:
-    """`prefix_scheduler.free` at the worth of a second: lengths of each request."""
+    """`prefix_scheduler.free_gain`: lengths of each request."""
     candidates = _candidates(rows, caps)
     best, tokens, least = 0, 0.0, worth * seconds_B[0]
     for budget, (value, _, _) in enumerate(candidates[: len(seconds_B) - 1], start=1):

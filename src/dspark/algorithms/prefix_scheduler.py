@@ -15,16 +15,16 @@ requests. Which of the searches is exact depends on the coupling (method section
     choose_budget,  Section 5.2: the budget is the global maximum of Theta over survivals known
     then admit      before this block was drawn; the block's own survivals only say which tokens
                     fill it. Exact under every coupling.
-    free            the global maximum of Theta over current survivals. Exact under shared noise
-                    and for greedy requests alone, whose text does not depend on what is verified:
-                    under maximal coupling it favours tokens with promising successors
-                    (Appendix A).
+    free,           the global maximum of Theta, or of the gain, over current survivals. Exact
+    free_gain       under shared noise and for greedy requests alone, whose text does not depend on
+                    what is verified: under maximal coupling it favours tokens with promising
+                    successors (Appendix A).
     priced          every token whose survival is above a price, the best of them up to a number;
                     both were known before the block was drawn (`terms`). Exact under every
-                    coupling, and at its price `free`'s choice where each token of the pass costs
-                    the same.
+                    coupling, and at its price `free_gain`'s choice where each token of the pass
+                    costs the same.
 
-Why all but `free` are exact: whether (r, k) is verified must not depend on the value of x_{r,k},
+Why all others are exact: whether (r, k) is verified must not depend on the value of x_{r,k},
 and that shows in a_{r,j} for j > k only. Everything that decides about (r, k) stands before it in
 the ranking, its successors stand behind it.
 Letters: R requests, K positions, J candidates, B budgets 0..J.
@@ -34,7 +34,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dspark.algorithms.ranking import Floats, Ints, Ranking, Survivals, rank
+from dspark.algorithms.ranking import (
+    Floats,
+    Ints,
+    Ranking,
+    Survivals,
+    candidates,
+    lengths_down_to,
+    rank,
+)
 from dspark.algorithms.speed_floors import keeps_floors, least_lengths
 
 
@@ -49,11 +57,6 @@ class Prices:
     """Tokens that the step commits without any draft: one for each request that gets a token."""
     plain_seconds: float | None
     """Seconds of the step without drafting; `None` if the block is drafted already."""
-
-    @property
-    def without_plain(self) -> "Prices":
-        """The same once the block is drafted."""
-        return Prices(seconds_B=self.seconds_B, num_certain=self.num_certain, plain_seconds=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,19 +138,28 @@ def admit(survival_RK: Survivals, choice: Choice, caps_R: Ints) -> Ints:
     return rank(survival_RK, caps_R, choice.least_R).lengths(choice.budget)
 
 
-def free(
-    survival_RK: Survivals, prices: Prices, limits: Limits, *, worth: float | None = None
-) -> tuple[Choice, Ints]:
+def free(survival_RK: Survivals, prices: Prices, limits: Limits) -> tuple[Choice, Ints]:
     """The highest Theta over the survivals of the block at hand: the choice, and lengths [R].
 
-    With the `worth` of a second in tokens, the highest gain instead (without floors only). Only
-    for requests whose text does not depend on what is verified (see the top).
+    Only for requests whose text does not depend on what is verified (see the top).
     """
-    if worth is None:
-        choice, ranking = _best(survival_RK, prices, limits, incumbent=None, margin=0.0)
-    else:
-        choice, ranking = _most_gain(survival_RK, prices, limits, worth)
+    choice, ranking = _best(survival_RK, prices, limits, incumbent=None, margin=0.0)
     return choice, ranking.lengths(choice.budget)
+
+
+def free_gain(survival_RK: Survivals, caps_R: Ints, *, seconds_B: Floats, worth: float) -> Ints:
+    """Lengths [R] of the highest gain at the `worth` of a second in tokens; for the same requests
+    as `free`. What the step does and costs whatever the budget is no matter."""
+    value_KR = candidates(survival_RK, caps_R)
+    falling_J = np.sort(value_KR, axis=None)[::-1]
+    gain_B = -worth * seconds_B[: 1 + len(falling_J)]
+    gain_B[1:] += np.cumsum(falling_J[: len(gain_B) - 1], dtype=np.float64)
+    budget = int(gain_B.argmax())
+    if budget and not falling_J[budget - 1]:  # those that cannot survive are no candidates
+        budget = int(gain_B[: 1 + int(np.count_nonzero(falling_J))].argmax())
+    if budget == 0:
+        return np.zeros(len(survival_RK), dtype=np.int64)
+    return lengths_down_to(value_KR, falling_J[budget - 1], budget)
 
 
 def priced(survival_RK: Survivals, caps_R: Ints, *, price: float, most: int | None = None) -> Ints:
@@ -156,25 +168,11 @@ def priced(survival_RK: Survivals, caps_R: Ints, *, price: float, most: int | No
     lengths_R: Ints = np.minimum((survival_RK > np.float32(price)).sum(1), caps_R)
     if most is None or int(lengths_R.sum()) <= most:
         return lengths_R
-    return rank(survival_RK, lengths_R).lengths(most)
-
-
-def _most_gain(
-    survival_RK: Survivals, prices: Prices, limits: Limits, worth: float
-) -> tuple[Choice, Ranking]:
-    ranking = rank(survival_RK, limits.caps_R)
-    tokens_B = ranking.tokens(prices.num_certain)[: len(prices.seconds_B)]
-    seconds_B = prices.seconds_B[: len(tokens_B)]
-    budget = int(np.argmax(tokens_B - worth * seconds_B))
-    rates_B = tokens_B / seconds_B
-    choice = Choice(
-        budget=budget,
-        least_R=None,
-        rate=float(rates_B[budget]),
-        plain_rate=None,
-        rates_B=rates_B,
-    )
-    return choice, ranking
+    if most <= 0:
+        return np.zeros_like(lengths_R)
+    value_KR = candidates(survival_RK, lengths_R)
+    place = value_KR.size - most
+    return lengths_down_to(value_KR, np.partition(value_KR, place, axis=None)[place], most)
 
 
 def _best(

@@ -19,6 +19,7 @@ _LAST_KEY = np.uint64(2**64 - 1)
 _REQUEST_BITS = 24
 _MAX_BLOCK = 2**8
 _SLOTS = np.arange(_MAX_BLOCK)
+_SLOTS_K1 = _SLOTS[:, None]
 _NO_REQUEST = np.zeros(_MAX_BLOCK, dtype=np.int64)
 
 
@@ -84,6 +85,25 @@ def rank(survival_RK: Survivals, caps_R: Ints, least_R: Ints | None = None) -> R
         num_requests=num_requests,
         num_least=num_least,
     )
+
+
+def candidates(survival_RK: Survivals, caps_R: Ints) -> Survivals:
+    """Survivals by position, 0 for what `rank` takes for no candidate: [K, R].
+
+    For what can be found without the whole order, in a fraction of its time.
+    """
+    survival_KR = np.asarray(survival_RK.T, dtype=np.float32)
+    return np.where(_SLOTS_K1[: len(survival_KR)] < caps_R, survival_KR, np.float32(0.0))
+
+
+def lengths_down_to(value_KR: Survivals, last: np.float32, budget: int) -> Ints:
+    """`Ranking.lengths` of a budget, whose last candidate survives so often: [R]."""
+    lengths_R: Ints = (value_KR >= last).sum(0)
+    surplus = int(lengths_R.sum()) - budget
+    if surplus > 0:  # of equals the first ones stay, by position, then request
+        request_J = np.nonzero(value_KR == last)[1]
+        lengths_R -= np.bincount(request_J[-surplus:], minlength=len(lengths_R))
+    return lengths_R
 
 
 def _in_order(survival_K: Survivals, cap: int, least: int) -> Ranking:

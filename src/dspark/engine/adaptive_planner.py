@@ -37,6 +37,7 @@ from dspark.algorithms.prefix_scheduler import (
     causal,
     choose_budget,
     free,
+    free_gain,
     priced,
 )
 from dspark.algorithms.ranking import Floats, Survivals
@@ -87,8 +88,10 @@ class _Decision:
     search: Search
     choice: Choice | None = None
     """Where the search needs a budget or floors."""
-    trust_R: Sequence[float] = ()
-    """Factor on survivals; empty: all are believed."""
+    trusts: Sequence[float] = ()
+    """Factor on survivals by sampling class; empty: all are believed."""
+    trust_R1: Survivals | None = None
+    """The same by request, or one for all of them."""
     curve: Curve | None = None
     verify_B: Sequence[float] = ()
     """Seconds as plain numbers, for few requests."""
@@ -115,8 +118,22 @@ class _Step:
     planned: Sequence[int] = ()
     """Lengths without what was explored."""
     logits_RK: Logits | None = None
+    survivals: Rows | Survivals | None = None
+    """Of the block, as far as they are believed; until the step is taken in."""
     expected_R: Sequence[float] = ()
-    """Drafted tokens expected to be accepted."""
+    """Drafted tokens expected to be accepted; from then on."""
+
+    def settle(self) -> None:
+        """What is expected, of what was verified: nobody asks while the block waits for its
+        lengths."""
+        survivals, self.survivals = self.survivals, None
+        if isinstance(survivals, np.ndarray):
+            slot_K = np.arange(survivals.shape[1])
+            is_verified_RK = slot_K < np.array(self.lengths)[:, None]
+            self.expected_R = np.einsum("rk,rk->r", survivals, is_verified_RK).tolist()
+        elif survivals is not None:
+            rows = zip(survivals, self.lengths, strict=True)
+            self.expected_R = [sum(row[:length]) for row, length in rows]
 
 
 class AdaptivePlanner:
@@ -177,7 +194,7 @@ class AdaptivePlanner:
         none = [0] * len(widths)
         caps, drafting = none, decision.drafting
         if len(drafting) == len(widths):
-            caps = [width if width < size else size for width in widths]
+            caps = list(widths) if max(widths) <= size else [min(width, size) for width in widths]
         elif drafting:
             caps = list(none)
             for r in drafting:
@@ -223,14 +240,13 @@ class AdaptivePlanner:
             self._history.add(crew.slots, rows)
         else:
             self._history.add([crew.slots[r] for r in drafting], [rows[r] for r in drafting])
-        if decision.trust_R:
-            trusts = zip(rows, decision.trust_R, strict=True)
-            rows = [[trust * value for value in row] for row, trust in trusts]
+        if decision.trusts:
+            trust_R = [decision.trusts[index] for index in crew.classes]
+            pairs = zip(rows, trust_R, strict=True)
+            rows = [[trust * value for value in row] for row, trust in pairs]
+        step.survivals = rows
         step.planned = self._search_few(decision, rows, caps)
         step.lengths = self._explored(step)
-        step.expected_R = [
-            sum(row[:length]) for row, length in zip(rows, step.lengths, strict=True)
-        ]
 
     def _search_few(self, decision: _Decision, rows: Rows, caps: Sequence[int]) -> list[int]:
         worth = decision.worth
@@ -258,34 +274,40 @@ class AdaptivePlanner:
             self._history.add(crew.slots, survival_RK)
         else:
             self._history.add([crew.slots[r] for r in drafting], survival_RK[drafting])
-        if decision.trust_R:
-            survival_RK = survival_RK * np.array(decision.trust_R, dtype=np.float32)[:, None]
+        if decision.trust_R1 is not None:
+            survival_RK = survival_RK * decision.trust_R1
+        step.survivals = survival_RK
         step.planned = self._search_many(decision, survival_RK, step.caps)
         step.lengths = self._explored(step)
-        is_verified_RK = np.arange(self._block_size) < np.array(step.lengths)[:, None]
-        step.expected_R = np.einsum("rk,rk->r", survival_RK, is_verified_RK).tolist()
 
     def _search_many(
         self, decision: _Decision, survival_RK: Survivals, caps: Sequence[int]
     ) -> list[int]:
-        caps_R, worth = np.array(caps), decision.worth
-        limits = Limits(caps_R=caps_R, floors_R=decision.crew.floors_R)
-        drafted = self._prices(decision, len(caps)).without_plain
-        has_floors, choice = decision.crew.floors_R is not None, decision.choice
+        # out of a list of numbers it would take four times as long
+        caps_R = np.array(bytearray(caps), dtype=np.int64)
+        floors_R, choice = decision.crew.floors_R, decision.choice
         match decision.search:
-            case Search.FREE if has_floors:
-                lengths_R = free(survival_RK, drafted, limits)[1]
-            case Search.FREE:
-                lengths_R = free(survival_RK, drafted, limits, worth=worth.second)[1]
-            case Search.PRICED if not has_floors:
+            case Search.FREE if floors_R is None:
+                lengths_R = free_gain(
+                    survival_RK,
+                    caps_R,
+                    seconds_B=decision.seconds.verify_B,
+                    worth=decision.worth.second,
+                )
+            case Search.PRICED if floors_R is None:
                 price, most = decision.terms
                 lengths_R = priced(survival_RK, caps_R, price=price, most=most)
             case Search.DELAYED:
                 assert choice is not None
                 lengths_R = admit(survival_RK, choice, caps_R)
-            case _:
-                least_R = None if choice is None else choice.least_R
-                lengths_R = causal(survival_RK, drafted, limits, least_R)[1]
+            case search:
+                prices = self._prices(decision, len(caps))
+                limits = Limits(caps_R=caps_R, floors_R=floors_R)
+                if search is Search.FREE:
+                    lengths_R = free(survival_RK, prices, limits)[1]
+                else:
+                    least_R = None if choice is None else choice.least_R
+                    lengths_R = causal(survival_RK, prices, limits, least_R)[1]
         lengths: list[int] = lengths_R.tolist()
         return lengths
 
@@ -300,11 +322,12 @@ class AdaptivePlanner:
         return lengths
 
     def _prices(self, decision: _Decision, num_certain: int) -> Prices:
+        """Of a block that is drafted."""
         seconds = decision.seconds
         return Prices(
             seconds_B=seconds.verify_B + seconds.draft_N[len(decision.drafting)],
             num_certain=num_certain,
-            plain_seconds=float(seconds.verify_B[0]),
+            plain_seconds=None,
         )
 
     def _decision(self, outlook: Outlook) -> _Decision:
@@ -361,6 +384,7 @@ class AdaptivePlanner:
         do_most = 2 * len(drafts) > len(held.crew.slots)
         has_prompts = outlook.num_prompt_tokens > 0
         seconds = self._seconds(crew, outlook, num_prompt_tokens=0)
+        trusts, trust_R1 = self._trust(crew) if held.trusts else ((), None)
         return replace(
             held,
             crew=crew,
@@ -371,7 +395,8 @@ class AdaptivePlanner:
             seconds=seconds,
             # a price holds beside prompts as well, seconds without them do not
             search=Search.PRICED if has_prompts else self._find_search(crew),
-            trust_R=self._trust(crew) if held.trust_R else (),
+            trusts=trusts,
+            trust_R1=trust_R1,
             verify_B=seconds.verify_B.tolist() if is_few else (),
             is_guess=has_prompts,
         )
@@ -386,9 +411,9 @@ class AdaptivePlanner:
         if outlook.num_prompt_tokens:
             usual = self._seconds(crew, outlook, num_prompt_tokens=0)
         blocks_RHK = self._history.blocks(crew.slots)
-        trust_R = self._trust(crew)
-        if trust_R:
-            blocks_RHK *= np.array(trust_R, dtype=np.float32)[:, None, None]
+        trusts, trust_R1 = self._trust(crew)
+        if trust_R1 is not None:
+            blocks_RHK *= trust_R1[:, :, None]
         foresight, worth = self._foresee(crew, blocks_RHK, caps, seconds, usual)
         drafting = foresight.drafting
         choice = None
@@ -415,7 +440,8 @@ class AdaptivePlanner:
             plain_rate=outlook.num_certain / float(seconds.verify_B[0]),
             search=search,
             choice=choice,
-            trust_R=trust_R,
+            trusts=trusts,
+            trust_R1=trust_R1,
             curve=Curve(
                 blocks_RHK=blocks_RHK,
                 caps=caps,
@@ -531,11 +557,12 @@ class AdaptivePlanner:
         tokens, drafting = count + found.accepted, len(found.drafting)
         return found, tokens / usual.of_step(drafting, found.verified if drafting else 0.0)
 
-    def _trust(self, crew: Crew) -> Sequence[float]:
+    def _trust(self, crew: Crew) -> tuple[Sequence[float], Survivals | None]:
+        """By class, and by request; nothing where all are believed."""
         trusts = [hindsight.trust for hindsight in self._hindsight]
         if all(trust == 1.0 for trust in trusts):
-            return ()
-        return [trusts[index] for index in crew.classes]
+            return (), None
+        return trusts, np.array(trusts, dtype=np.float32)[crew.class_R, None]
 
     def _budgeted(
         self,
@@ -607,6 +634,7 @@ class AdaptivePlanner:
         """Learns from the steps that ended since the last time."""
         pending, self._pending = self._pending, []
         for step, outcome in pending:
+            step.settle()
             self._probes.earn(len(outcome.accepted) + sum(outcome.accepted))
             if step.logits_RK is not None:
                 self._learn(step, outcome)
@@ -642,8 +670,8 @@ class AdaptivePlanner:
         assert step.logits_RK is not None
         # an answer that ended in its block tells little of what was said
         whole = [r for r in rows if outcome.verified[r] == step.lengths[r]]
-        trusts = step.decision.trust_R
-        said = sum([step.expected_R[r] for r in whole]) / (trusts[rows[0]] if trusts else 1.0)
+        trusts = step.decision.trusts
+        said = sum([step.expected_R[r] for r in whole]) / (trusts[index] if trusts else 1.0)
         self._hindsight[index].add(said, sum([outcome.accepted[r] for r in whole]))
         rounds = Rounds(rows, step.logits_RK, step.planned, outcome.verified, outcome.accepted)
         if self.calibration.observe(rounds, index):
@@ -677,6 +705,8 @@ class AdaptivePlanner:
 
     def _record(self, step: _Step, outcome: Outcome) -> PlanRecord:
         decision = step.decision
+        if step.survivals is not None:
+            step.settle()
         why = "drafted" if step.drafting else "plain"
         if step.drafting and decision.probed:
             why = "probe"

@@ -60,6 +60,8 @@ class Crew:
             self.classes if len(set(self.classes)) > 1 else [self.classes[0]]
         )
         self._explored = [member.explored for member in members]
+        self._none_before = 0
+        """Nobody explores before the first member has had so many rounds."""
 
     def drafted(self, indices: Sequence[int], rounds: Sequence[int]) -> None:
         """These drafted in these rounds of theirs; `rounds` of all."""
@@ -69,8 +71,11 @@ class Crew:
     def explores(self, rounds: Sequence[int], share: float) -> list[int]:
         """Indices of those whose round is to be verified in full; the next ones are drawn.
 
-        Each is drawn long before its block, by the number of requests and the seed alone.
+        Each is drawn long before its block, by the number of requests and the seed alone. The
+        rounds of members that take part together rise together: usually one of them is looked at.
         """
+        if rounds[0] < self._none_before:
+            return []
         now = []
         for index, (planned, number) in enumerate(zip(self._explored, rounds, strict=True)):
             if planned > number:
@@ -81,4 +86,6 @@ class Crew:
             least = min(share, _EXPLORED_A_STEP / len(self.members))
             member.explored = next_explored(member.seed, number + 1, least)
             self._explored[index] = member.explored
+        steps = min([at - number for at, number in zip(self._explored, rounds, strict=True)])
+        self._none_before = rounds[0] + steps
         return now
