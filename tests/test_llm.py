@@ -3,6 +3,7 @@
 import warnings
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,6 +189,14 @@ def test_bf16_that_is_emulated_is_not_fast(monkeypatch: pytest.MonkeyPatch, has_
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     assert resolve_dtype("auto") == (torch.bfloat16 if has_bf16 else torch.float32)
+
+
+def test_pytorch_without_onednn_takes_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, where asking for an operator that is not there ended every command."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "arm64"})
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    assert resolve_dtype("auto") == torch.float32
 
 
 @pytest.mark.parametrize(

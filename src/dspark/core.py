@@ -318,4 +318,6 @@ def _has_bf16() -> bool:
     found = torch.cpu.get_capabilities()
     if found["architecture"] == "x86_64":  # oneDNN calls bf16 supported where it emulates it
         return bool(found["avx512_bf16"])
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    # PyTorch for macOS is built without oneDNN, and has no such operator then.
+    asked = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return asked is not None and bool(asked())
