@@ -17,12 +17,18 @@ CONFIG = ProfileConfig(max_requests=4, seconds_each=0.0, min_rounds=3, max_round
 
 
 class WorkClock:
-    """1 ms for each step of the target, 0.1 ms for each of its tokens, 2 ms for each block; for
-    sampled requests `per_sampled` seconds more for each row of logits, and as much for each block.
+    """1 ms for each step of the target, 0.1 ms for each of its tokens, 2 ms for each block, all
+    of it `times` as long; for sampled requests `per_sampled` seconds more for each row of logits,
+    and as much for each block.
     """
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, slow_every: int = 0, per_sampled: float = 0.0
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        slow_every: int = 0,
+        per_sampled: float = 0.0,
+        times: float = 1.0,
     ) -> None:
         self.now, self._num_passes = 0.0, 0
         self.rows: list[list[int]] = []
@@ -33,11 +39,11 @@ class WorkClock:
             self._num_passes += 1
             self.rows.append([n for n in rest["layout"].query_starts_R1.diff().tolist() if n])
             is_slow = slow_every and self._num_passes % slow_every == 0
-            self.now += (1e-3 + 1e-4 * len(ids_N)) * (50.0 if is_slow else 1.0)
+            self.now += times * (1e-3 + 1e-4 * len(ids_N)) * (50.0 if is_slow else 1.0)
             return forward(target, ids_N, **rest)
 
         def timed_propose(drafter, requests, **rest):
-            self.now += 2e-3
+            self.now += times * 2e-3
             self.now += per_sampled * sum(not live.params.is_greedy for live in requests)
             return propose(drafter, requests, **rest)
 
@@ -78,6 +84,27 @@ def test_the_table_holds_what_each_size_took(
         assert cost.draft_seconds(np.array([count]), context)[0] == pytest.approx(2e-3, rel=0.05)
     prompt = cost.verify_seconds(1, np.array([1 + 32]), np.array([cost.context]))
     assert prompt[0] == pytest.approx(1e-3 + 33e-4, rel=0.1)
+
+
+def test_a_slow_machine_is_given_less_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a minute of work at this pace, while somebody waits: prompts are shorter and
+    turns fewer, and each size is as it is."""
+    target = toy_target()
+    clock = WorkClock(monkeypatch, times=100.0)
+    cost = profile(
+        target,
+        toy_drafter(target),
+        fingerprint=Fingerprint.of(target="toy"),
+        config=replace(CONFIG, min_rounds=4),
+        clock=clock,
+    )
+    assert clock.now < 60
+    for row in cost.verify:
+        count = row.num_requests
+        tokens = np.array([count * (1 + width) for width in range(5)])
+        found = cost.verify_seconds(count, tokens, np.array([count * cost.context]))
+        np.testing.assert_allclose(found, 100 * (1e-3 + 1e-4 * tokens), rtol=0.05)
+    assert cost.sampled is not None
 
 
 def test_what_sampled_requests_take_more_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ requests: what else the machine does falls on all of them alike, and where it ch
 row is that of one state and its neighbour that of the other. The first steps do not count (UC-146),
 nor does the first one after a change between drafting and not or of the number of requests, which
 finds its weights out of the caches: a service stays with either for many steps. The table is that
-of greedy requests; what sampled ones cost more comes from a few sizes, at which both take turns. It
-decides nothing about what a good table is (`cost_faults`) and keeps no file.
+of greedy requests; what sampled ones cost more comes from a few sizes, at which both take turns.
+Where prompts are read slowly they get shorter, and turns fewer: somebody waits for a first answer
+meanwhile. It decides nothing about what a good table is (`cost_faults`) and keeps no file.
 """
 
 from collections import deque
@@ -32,6 +33,12 @@ REVISION = 4
 _WARMUP = 3
 _CHUNK_TURNS = 3
 """Times that each piece of a prompt is read."""
+_CHUNKS = (16, 32, 64, 128, 256, 511)
+"""Tokens of the pieces."""
+_FEWEST_TURNS = 2
+"""Of numbers of requests, and rounds of sampled ones, however slow the machine is."""
+_SHORTEST_CONTEXT = 32
+_PACE_TOKENS = 64  # of the prompts that tell how fast they are read
 _PLAIN = 2
 """Plain steps of a round that are timed, one after the other."""
 _PAGE = 64
@@ -61,6 +68,11 @@ class ProfileConfig:
     """Times that every width runs, at least."""
     max_rounds: int = 15
     """The same, at most."""
+    seconds: float = 45.0
+    """What a slow machine is given for all of it, about: a third of it for prompts, which become
+    shorter so that they fit, and no further turns when the time is up."""
+    chunk_turns: int = _CHUNK_TURNS
+    """Times that each piece of a prompt is read."""
 
     def __post_init__(self) -> None:
         for name in ("max_requests", "context", "max_step_tokens", "min_rounds", "max_rounds"):
@@ -74,6 +86,27 @@ class ProfileConfig:
         while min(sizes) > 1:
             sizes.add(min(sizes) // 2)
         return sorted(sizes)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts that are read before and between the timed steps."""
+        benches = (sum(self.ladder) + 1) * self.context
+        long = min(_MOST_FOR_CONTEXT, self.max_requests) * self.long_context
+        return benches + long + self.chunk_turns * sum(_CHUNKS)
+
+    def at_pace(self, seconds_each_token: float) -> "ProfileConfig":
+        """The same with prompts so short that reading them takes a third of the time."""
+        whole = self.num_prompt_tokens * seconds_each_token
+        share = self.seconds / 3 / whole if whole > 0 else 1.0
+        if share >= 1:
+            return self
+        context = max(int(share * self.context), min(_SHORTEST_CONTEXT, self.context))
+        return replace(
+            self,
+            context=context,
+            long_context=max(int(share * self.long_context), 3 * context),
+            chunk_turns=max(round(share * self.chunk_turns), 1),
+        )
 
 
 @dataclass(slots=True)
@@ -216,6 +249,14 @@ class _Bench:
             return None
         return found.verify_seconds
 
+    def pace(self, num_tokens: int) -> float:
+        """Seconds for each token of a prompt; 0 where that cannot be told."""
+        self.chunk(num_tokens)  # the first does not count
+        plain, whole = self.step(0), self.chunk(num_tokens)
+        if plain is None or plain.verify_seconds is None or whole is None:
+            return 0.0
+        return max(whole - plain.verify_seconds, 0.0) / num_tokens
+
 
 def profile(
     target: Target,
@@ -239,19 +280,24 @@ def profile(
             f"{target.spec.name} takes {target.spec.max_positions} positions, which is too few to "
             "time steps of several widths."
         )
+    begun = clock()
+    reader = _bench(target, drafter, 1, context, config, clock)
+    config = config.at_pace(reader.pace(min(_PACE_TOKENS, context)))
+    context = config.context
     widths, ladder = range(block_size + 1), config.ladder
     found = {num_requests: _Samples() for num_requests in ladder}
     benches = {n: _bench(target, drafter, n, context, config, clock) for n in ladder}
-    reader = _bench(target, drafter, 1, context, config, clock)
     chunks: dict[int, list[float]] = {}
     for turn in range(config.min_rounds):
+        if turn >= _FEWEST_TURNS and clock() - begun > config.seconds / 2:
+            break
         for index, (num_requests, bench) in enumerate(benches.items()):
             if turn == 0:
                 bench.warm_up(widths)
             bench.turn(widths, found[num_requests], config)
             if on_size is not None:
                 on_size(turn * len(ladder) + index + 1, config.min_rounds * len(ladder))
-        if turn < _CHUNK_TURNS:
+        if turn < config.chunk_turns:
             _read_chunks(reader, config, chunks)
     del benches, reader
     draft = CostCurve.of_samples({n: samples.drafts() for n, samples in found.items()})
@@ -262,7 +308,7 @@ def profile(
         draft=draft,
         verify=_rows(found, chunks),
         context_cost=_context_cost(target, drafter, found, config, clock),
-        sampled=_sampled_cost(target, drafter, config, clock),
+        sampled=_sampled_cost(target, drafter, config, clock, until=begun + config.seconds),
     )
 
 
@@ -301,7 +347,7 @@ def _turns(widths: Sequence[int]) -> list[tuple[int, bool]]:
 def _read_chunks(bench: _Bench, config: ProfileConfig, found: dict[int, list[float]]) -> None:
     """Steps of one request that read a piece of a prompt: seconds by tokens."""
     most = min(config.max_step_tokens - 1, bench.longest_prompt)
-    for size in (16, 32, 64, 128, 256, 511):
+    for size in _CHUNKS:
         seconds = bench.chunk(size) if size <= most else None
         if seconds is not None:
             found.setdefault(1 + size, []).append(seconds)
@@ -370,7 +416,12 @@ def _context_cost(
 
 
 def _sampled_cost(
-    target: Target, drafter: DraftSource, config: ProfileConfig, clock: Callable[[], float]
+    target: Target,
+    drafter: DraftSource,
+    config: ProfileConfig,
+    clock: Callable[[], float],
+    *,
+    until: float,
 ) -> SampledCost:
     """What sampled requests take more, for one and for some; each further one takes the same."""
     some = max(size for size in config.ladder if size <= _MOST_FOR_SAMPLED)
@@ -378,7 +429,7 @@ def _sampled_cost(
     draft: dict[int, float] = {0: 0.0}
     rows: dict[int, dict[int, float]] = {}
     for count in sorted({1, some}):
-        greedy, sampled = _in_turn(target, drafter, count, config, clock)
+        greedy, sampled = _in_turn(target, drafter, count, config, clock, until=until)
         draft[count] = _more(greedy.drafts(), sampled.drafts())
         widths = sorted(greedy.verify.keys() & sampled.verify.keys())
         rows[count] = {0: 0.0} | {
@@ -402,6 +453,8 @@ def _in_turn(
     num_requests: int,
     config: ProfileConfig,
     clock: Callable[[], float],
+    *,
+    until: float,
 ) -> tuple[_Samples, _Samples]:
     """Steps of greedy and of sampled requests side by side: what the machine does besides falls
     on both, and a difference is that of neighbours."""
@@ -414,7 +467,9 @@ def _in_turn(
     found, rng = (_Samples(), _Samples()), np.random.default_rng(0)
     for bench in (greedy, sampled):
         bench.warm_up(widths)
-    for _ in range(config.max_rounds):
+    for index in range(config.max_rounds):
+        if index >= _FEWEST_TURNS and clock() > until:
+            break
         order = rng.permutation(widths).tolist()
         both = [bench.round(order, to) for bench, to in zip((greedy, sampled), found, strict=True)]
         if not all(both):
