@@ -2,7 +2,7 @@
 
 import pytest
 
-from dspark.engine.probes import LOOK, PlainLooks, candidates
+from dspark.engine.probes import LOOK, LOSS, PlainLooks, Probes, candidates
 
 
 def drafting_steps(
@@ -42,3 +42,37 @@ def test_numbers_of_requests_near_each_other_share_their_looks() -> None:
 def test_new_requests_are_probed_youngest_first_then_those_that_rested_longest() -> None:
     drafted_at, rounds = [None, 40, None, 20, 95, None], [30, 60, 2, 60, 100, 9]
     assert candidates(drafted_at, rounds) == [2, 5, 0, 3, 1]
+
+
+@pytest.mark.parametrize("loss", [0.5, 4.0, 30.0])
+def test_probes_are_paid_before_they_are_made(loss: float) -> None:
+    """At no moment have they lost more than their share of what was committed, and they spend it."""
+    probes, committed, lost = Probes(), 0, 0.0
+    for _ in range(5000):
+        if probes.affords(loss):
+            probes.lost(loss)
+            lost += loss
+            assert lost <= LOSS * committed * (1.0 + 1e-9)
+        probes.earn(16)
+        committed += 16
+    assert lost > 0.8 * LOSS * committed
+
+
+def test_what_a_probe_lost_beyond_what_was_expected_is_earned_first() -> None:
+    probes = Probes()
+    probes.earn(round(1.0 / LOSS))
+    assert probes.affords(0.9)
+    probes.lost(3.0)
+    probes.earn(round(2.0 / LOSS))
+    assert not probes.affords(0.9)
+    probes.earn(round(1.0 / LOSS))
+    assert probes.affords(0.9)
+
+
+def test_a_dear_probe_is_saved_up_for_a_lucky_one_earns_nothing() -> None:
+    probes = Probes()
+    probes.lost(-5.0)
+    assert not probes.affords(20.0)
+    for _ in range(21):
+        probes.earn(round(1.0 / LOSS))
+    assert probes.affords(20.0)

@@ -163,6 +163,8 @@ class AdaptivePlanner:
         self._hindsight = [Hindsight() for _ in range(LiveCalibration.NUM_CLASSES)]
         self._probes = Probes()
         self._looks = PlainLooks()
+        self._catch_up_each = 0.0
+        """Seconds that the drafter made up for with each request of the last probes."""
         self._members: dict[int, Member] = {}
         self._did_draft: set[int] = set()
         self._drafted_last = False
@@ -619,6 +621,7 @@ class AdaptivePlanner:
             loss = worth.second * more - sum(foresight.gains_R[r] for r in picked)
             if not drafting:
                 loss *= PROBE
+            loss += worth.second * self._catch_up_each * len(picked)
             if self._probes.affords(loss):
                 return picked, None
             # a first request costs most of the drafter's part: then all at once, or none
@@ -695,6 +698,9 @@ class AdaptivePlanner:
             usual = outcome.seconds - outcome.catch_up_seconds
             seconds = min(usual - without, _DEAREST_PROBE * seconds)
         seconds += outcome.catch_up_seconds
+        # a probe's second step has nothing to make up for
+        each = outcome.catch_up_seconds / len(probed)
+        self._catch_up_each = max(each, 0.5 * self._catch_up_each)
         self._probes.lost(worth.second * seconds - accepted)
 
     def _predicted_seconds(self, step: _Step) -> float | None:

@@ -2,7 +2,9 @@
 (UC-144), and steps without any while they are.
 
 All probes together lose at most `LOSS` of the tokens that the service commits, whatever the number
-of requests, and `_MOST_SAVED` tokens or one probe besides. What counts is what a probe really lost.
+of requests. That is saved up before: a probe of eight requests can take as long as two plain steps,
+which shows in the second in which it is made. What counts is what a probe really lost; what it lost
+beyond what was expected has to be earned before the next one.
 """
 
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ PROBE = 2
 """Steps of a probe where nobody drafts besides: the first finds its weights out of the caches, and
 the second shows what drafting costs."""
 _MOST_SAVED = 4.0
+"""Tokens that are saved up, if no dearer probe is waited for."""
 
 LOOK = 4
 """Plain steps of a look."""
@@ -30,18 +33,20 @@ class Probes:
 
     def __init__(self) -> None:
         self._saved = 0.0
+        self._most = _MOST_SAVED
 
     def earn(self, tokens: int) -> None:
         """So many tokens were committed."""
-        self._saved = min(self._saved + LOSS * tokens, max(_MOST_SAVED, self._saved))
+        self._saved = min(self._saved + LOSS * tokens, max(self._most, self._saved))
 
     def lost(self, tokens: float) -> None:
         """A probe lost so many; a lucky one earns nothing."""
         self._saved -= max(tokens, 0.0)
 
     def affords(self, tokens: float) -> bool:
-        """Whether a probe may be expected to lose so many."""
-        return self._saved >= min(tokens, _MOST_SAVED)
+        """Whether a probe may be expected to lose so many; if not, they are saved up for."""
+        self._most = max(tokens, _MOST_SAVED)
+        return self._saved >= tokens
 
 
 def candidates(drafted_at: Sequence[int | None], rounds: Sequence[int]) -> list[int]:
