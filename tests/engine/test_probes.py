@@ -46,7 +46,7 @@ def test_new_requests_are_probed_youngest_first_then_those_that_rested_longest()
 
 @pytest.mark.parametrize("loss", [0.5, 4.0, 30.0])
 def test_probes_are_paid_before_they_are_made(loss: float) -> None:
-    """At no moment have they lost more than their share of what was committed, and they spend it."""
+    """At no moment have they lost more than their share; and they spend it."""
     probes, committed, lost = Probes(), 0, 0.0
     for _ in range(5000):
         if probes.affords(loss):
