@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dspark.kernels import byte_pages, extension
+from dspark.kernels.padded_attention import padded_attention
 
 
 def attention(
@@ -46,7 +47,7 @@ def attention(
         and q_NHE.device.type == "cpu"
         and (q_NHE.dtype == k_pages.dtype or byte_pages.are_bytes(k_pages))
         and q_NHE.dtype in (torch.float32, torch.bfloat16)
-        else torch.ops.dspark.attention_reference
+        else padded_attention
     )
     out: Tensor = operator(
         q_NHE,
