@@ -9,7 +9,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.text import Text
 
-from dspark.benchmarks.report import Painter, legend
+from dspark.benchmarks.painter import Painter, legend
 from dspark.completion import Piece
 from dspark.core import SamplingParams
 from dspark.errors import InputError

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from dspark.benchmarks.demo import DemoConfig, Verdict, run
-from dspark.benchmarks.report import print_demo
+from dspark.benchmarks.demo_screen import print_demo
 from dspark.benchmarks.workload import Prompt
 from dspark.errors import InputError
 from dspark.llm import LLM

@@ -11,6 +11,7 @@ from dspark.data.answers import (
     AnswerSettings,
     Sampling,
     join_turns,
+    read_all_answers,
     read_answers,
 )
 from dspark.data.preparation import Answerer, Failure, Take, Turn, prepare
@@ -258,6 +259,14 @@ def test_a_file_from_before_settings_were_kept_is_read(tmp_path: Path):
     (answer,) = read_answers(file)
     assert (answer.settings, answer.conversation_id, answer.is_truncated) == (None, "a", True)
     assert AnswerFile(file, settings=SETTINGS).turns.keys() == {"a"}
+
+
+def test_files_without_an_answer_are_refused_before_a_model_is_loaded(tmp_path: Path):
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for file in files:
+        file.touch()
+    with pytest.raises(InputError, match=r"no answer in .*a\.jsonl, .*b\.jsonl; write some"):
+        read_all_answers(files)
 
 
 def test_a_prompt_id_that_occurs_twice_is_refused_before_anything_is_asked(tmp_path: Path):

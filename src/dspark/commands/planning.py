@@ -161,7 +161,7 @@ def calibrate(
     from dspark.benchmarks.calibration import CalibrationConfig
     from dspark.benchmarks.calibration import calibrate as run
     from dspark.benchmarks.plots import require_matplotlib, save_calibration
-    from dspark.benchmarks.report import print_calibration
+    from dspark.benchmarks.tables import print_calibration
 
     config = CalibrationConfig(
         **given(temperatures=temperature or None, max_new_tokens=max_new_tokens, seed=seed)
@@ -229,7 +229,7 @@ def profile(
     """
     from dspark import artifacts, assembly
     from dspark.algorithms.cost_faults import find_fault
-    from dspark.benchmarks.report import print_step_cost
+    from dspark.benchmarks.tables import print_step_cost
 
     console = Console(stderr=True)
     with console.status("loading the models"):
@@ -393,7 +393,7 @@ def plan(
     """
     from dspark import assembly
     from dspark.benchmarks.plan import PlanConfig, measure
-    from dspark.benchmarks.report import print_plan
+    from dspark.benchmarks.tables import print_plan
 
     config = PlanConfig(**given(requests=requests, block_size=block_size, repeats=repeats))
     console = Console(stderr=True)

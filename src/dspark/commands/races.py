@@ -51,8 +51,8 @@ def single(
     """
     from dspark import comparison
     from dspark.benchmarks.race import RaceConfig
-    from dspark.benchmarks.report import print_single
     from dspark.benchmarks.single import measure
+    from dspark.benchmarks.tables import print_single
 
     config = RaceConfig(**given(num_threads=threads, rounds=rounds, max_new_tokens=max_new_tokens))
     entry = comparison.race_entry(
@@ -99,7 +99,7 @@ def throughput(
     """Tokens a second of many requests together, here and in other engines, in one run."""
     from dspark import comparison
     from dspark.benchmarks.race import RaceConfig
-    from dspark.benchmarks.report import print_throughput
+    from dspark.benchmarks.tables import print_throughput
     from dspark.benchmarks.throughput import measure
 
     config = RaceConfig(**given(num_threads=threads, rounds=rounds, max_new_tokens=max_new_tokens))

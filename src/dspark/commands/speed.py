@@ -73,7 +73,7 @@ def exact(
     """
     from dspark import assembly
     from dspark.benchmarks.exactness import ExactnessConfig, measure, report_of
-    from dspark.benchmarks.report import print_exactness
+    from dspark.benchmarks.tables import print_exactness
     from dspark.data.prompts import read_prompts
 
     config = ExactnessConfig(
@@ -122,7 +122,7 @@ def perplexity(
     """
     from dspark import assembly
     from dspark.benchmarks.perplexity import measure, report_of
-    from dspark.benchmarks.report import print_perplexity
+    from dspark.benchmarks.tables import print_perplexity
     from dspark.data.answers import read_answers
 
     rows = [answer for file in answers for answer in read_answers(file)[:limit]]
@@ -157,8 +157,8 @@ def step(
     Drafting pays where a pass over several tokens costs what a pass over one costs.
     """
     from dspark import assembly
-    from dspark.benchmarks.report import print_step
     from dspark.benchmarks.step import StepConfig, measure
+    from dspark.benchmarks.tables import print_step
 
     config = StepConfig(**given(context=context, repeats=repeats))
     console = Console(stderr=True)
@@ -195,7 +195,7 @@ def cycle(
     """Which part of a step is bookkeeping, for 1, 16 and 64 requests, with drafting and without."""
     from dspark import assembly
     from dspark.benchmarks.cycle import CycleBenchConfig, measure
-    from dspark.benchmarks.report import print_cycle
+    from dspark.benchmarks.tables import print_cycle
 
     config = CycleBenchConfig(**given(steps=steps))
     console = Console(stderr=True)
@@ -232,7 +232,7 @@ def prefix(
     """Time to the first token with and without the prefix cache, and that no answer changes."""
     from dspark import assembly
     from dspark.benchmarks.prefix import PrefixConfig, measure
-    from dspark.benchmarks.report import print_prefix
+    from dspark.benchmarks.tables import print_prefix
 
     config = PrefixConfig(
         **given(

@@ -82,7 +82,7 @@ def generate(
     Example: dspark generate "Why is the sky blue?" --temperature 0
     """
     from dspark import assembly
-    from dspark.benchmarks.report import answer_json, stream_answer
+    from dspark.benchmarks.painter import answer_json, stream_answer
     from dspark.core import SamplingParams
 
     params = SamplingParams(
@@ -212,7 +212,8 @@ def demo(
     """
     from dspark import assembly
     from dspark.benchmarks.demo import DemoConfig, run
-    from dspark.benchmarks.report import DemoScreen, legend, print_demo
+    from dspark.benchmarks.demo_screen import DemoScreen, print_demo
+    from dspark.benchmarks.painter import legend
 
     config = DemoConfig(
         **given(

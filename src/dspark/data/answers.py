@@ -151,9 +151,13 @@ def _continues(before: Answer, answer: Answer) -> bool:
 def read_all_answers(files: Sequence[Path]) -> list[Answer]:
     """The answers of several files, conversations in one piece (`join_turns`).
 
-    Raises `InputError` if an id occurs twice, or for answers made under different conditions.
+    Raises `InputError` if there is none, if an id occurs twice, or for answers made under
+    different conditions.
     """
     answers = [answer for file in files for answer in read_answers(file)]
+    if not answers:
+        names = ", ".join(map(str, files))
+        raise InputError(f"There is no answer in {names}; write some with `dspark prepare`.")
     conditions_of(answers)
     seen: set[str] = set()
     for answer in answers:

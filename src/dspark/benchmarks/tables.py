@@ -1,21 +1,14 @@
-"""What a person sees: coloured answers, tables, a sentence that judges them.
+"""Reports as tables for people, each with a sentence that judges it; it measures nothing."""
 
-It decides nothing about how answers are made.
-"""
-
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from dspark.algorithms.step_cost import StepCost
 from dspark.benchmarks.calibration import CalibrationReport, table_rows
 from dspark.benchmarks.cycle import CycleReport
-from dspark.benchmarks.demo import DemoReport, PromptReport, Verdict
 from dspark.benchmarks.exactness import ExactnessReport
 from dspark.benchmarks.perplexity import PerplexityReport
 from dspark.benchmarks.plan import PlanReport
@@ -23,121 +16,6 @@ from dspark.benchmarks.prefix import PrefixReport
 from dspark.benchmarks.single import SingleReport
 from dspark.benchmarks.step import StepReport
 from dspark.benchmarks.throughput import ThroughputReport
-from dspark.benchmarks.workload import Prompt
-from dspark.completion import Piece
-from dspark.core import Origin, SamplingParams
-from dspark.llm import LLM
-from dspark.text.detokenizer import Detokenizer
-from dspark.text.tokenizer import Tokenizer
-
-_STYLES = {
-    Origin.ACCEPTED: "green",
-    Origin.CORRECTED: "red",
-    Origin.BONUS: "cyan",
-    Origin.PLAIN: "",
-}
-
-
-class Painter:
-    """Turns the pieces of one answer into text coloured by how each token came to be."""
-
-    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = ()) -> None:
-        self._detokenizer = Detokenizer(tokenizer, stop)
-
-    def paint(self, piece: Piece) -> Text:
-        """The printable part of a piece; a character takes the colour of its last token."""
-        text = Text()
-        origin = Origin.PLAIN
-        for token_id, origin in zip(piece.token_ids, piece.origins, strict=True):
-            text.append(self._detokenizer.push([token_id]), _STYLES[origin])
-        if piece.finish_reason is not None:
-            text.append(self._detokenizer.flush(), _STYLES[origin])
-        return text
-
-
-def legend() -> Text:
-    """What the colours mean."""
-    return Text.assemble(
-        ("drafted and accepted", "green"), "  ", ("corrected", "red"), "  ",
-        ("the target's own after a full block", "cyan"), "  plain",
-    )  # fmt: skip
-
-
-class DemoScreen:
-    """Follows a demo on a terminal: prompt, both answers as they stream, one line of figures."""
-
-    def __init__(self, console: Console, tokenizer: Tokenizer) -> None:
-        self._console = console
-        self._tokenizer = tokenizer
-        self._painter = Painter(tokenizer)
-
-    def on_prompt(self, number: int, total: int, prompt: Prompt) -> None:
-        """A rule with the domain, then the prompt."""
-        self._console.rule(f"[bold]{number}/{total}  {prompt.domain}")
-        self._console.print(Text(prompt.text, style="bold"))
-
-    def on_answer(self, *, is_dspark: bool) -> None:
-        """A fresh line with the name of what is decoding."""
-        self._painter = Painter(self._tokenizer)
-        self._console.print("\n[bold]DSpark[/bold]  " if is_dspark else "\n[bold]plain[/bold]  ")
-
-    def on_piece(self, piece: Piece) -> None:
-        """The next words."""
-        self._console.print(self._painter.paint(piece), end="", soft_wrap=True, highlight=False)
-
-    def on_result(self, report: PromptReport) -> None:
-        """Speed and comparison of this prompt."""
-        same = "same text" if report.identical else "DIFFERENT TEXT"
-        if report.divergence is not None:
-            same = report.divergence.sentence()
-        self._console.print(
-            f"\n\n[dim]plain {report.plain_tokens_per_s:.1f} tokens/s, DSpark "
-            f"{report.dspark_tokens_per_s:.1f} tokens/s: x{report.speedup:.2f}, tau "
-            f"{report.tau:.2f}, {same}[/dim]"
-        )
-
-
-def print_demo(console: Console, report: DemoReport) -> None:
-    """One line per domain, then what it means."""
-    title = f"plain decoding and DSpark, {report.dtype}, T={report.temperature:g}"
-    table = Table(title=title, pad_edge=False)
-    table.add_column("domain")
-    for name in (
-        "n",
-        "plain tokens/s",
-        "DSpark tokens/s",
-        "speed-up",
-        "tau",
-        "acceptance",
-        "identical",
-    ):
-        table.add_column(name, justify="right")
-    for row in report.domains:
-        table.add_row(
-            row.domain,
-            str(row.num_prompts),
-            f"{row.plain_tokens_per_s:.1f}",
-            f"{row.dspark_tokens_per_s:.1f}",
-            f"x{row.speedup:.2f}",
-            f"{row.tau:.2f}",
-            f"{row.acceptance:.0%}",
-            f"{row.num_identical}/{row.num_prompts}",
-        )
-    console.print(report.environment.sentence(), style="dim", highlight=False)
-    console.print(table)
-    for prompt in report.prompts:
-        if prompt.divergence is not None:
-            console.print(f"{prompt.prompt[:50]!r} {prompt.divergence.sentence()}")
-    speedups = [prompt.speedup for prompt in report.prompts]
-    console.print(
-        f"median speed-up x{report.median_speedup:.2f} (x{min(speedups):.2f} to "
-        f"x{max(speedups):.2f}), tau {report.tau:.2f} (tokens per round, the target's own "
-        f"included), text: {report.verdict.value}"
-    )
-    if report.verdict is Verdict.INCONCLUSIVE:
-        console.print("Nothing was drafted, so equal texts prove nothing; give a drafter.")
-    elif report.median_speedup < 1.0:
-        console.print("Here DSpark is slower than plain decoding: do not enable it for this model.")
 
 
 def print_single(console: Console, report: SingleReport) -> None:
@@ -404,47 +282,3 @@ def print_cycle(console: Console, report: CycleReport) -> None:
     console.print(report.environment.sentence(), style="dim", highlight=False)
     console.print(table)
     console.print("outside: what a step takes beyond its operators, all Python among it")
-
-
-def stream_answer(
-    console: Console,
-    figures: Console,
-    llm: LLM,
-    prompt_ids: Sequence[int],
-    params: SamplingParams,
-    shows_origins: bool,
-) -> None:
-    """Print an answer while it grows, then its speed in one line of its own."""
-    painter = Painter(llm.tokenizer, stop=params.stop)
-    started, num_tokens, num_rounds = time.perf_counter(), 0, 0
-    for piece in llm.stream(prompt_ids, params):
-        text = painter.paint(piece) if shows_origins else Text(piece.text)
-        console.print(text, end="", soft_wrap=True, highlight=False)
-        num_tokens += len(piece.token_ids)
-        num_rounds += 1
-    seconds = time.perf_counter() - started
-    console.print()
-    figures.print(
-        f"{num_tokens} tokens in {seconds:.2f} s, {num_tokens / seconds:.1f} tokens/s, "
-        f"{num_tokens / max(num_rounds, 1):.2f} tokens a step"
-        + ("" if llm.block_size else ", no drafter"),
-        style="dim",
-        highlight=False,
-    )
-
-
-def answer_json(llm: LLM, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
-    """One answer as the keys of a `--json` line."""
-    started = time.perf_counter()
-    completion = llm.generate([prompt_ids], params)[0]
-    seconds = time.perf_counter() - started
-    return {
-        "text": completion.text,
-        "token_ids": list(completion.token_ids),
-        "origins": [origin.value for origin in completion.origins],
-        "finish_reason": completion.finish_reason.value,
-        "prompt_tokens": len(completion.prompt_ids),
-        "completion_tokens": len(completion.token_ids),
-        "tau": completion.stats.tau,
-        "seconds": seconds,
-    }
