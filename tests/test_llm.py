@@ -155,6 +155,22 @@ def test_answers_after_another_engine_used_the_target_are_the_same(llm: LLM) -> 
     assert [c.token_ids for c in llm.generate(PROMPTS, greedy())] == [c.token_ids for c in first]
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"quantization": "int3"}, "quantization is 'int3', but it must be int8; leave it out"),
+        ({"policy": "bold"}, "policy is 'bold'"),
+        ({"drafter": "no/such/place"}, "no/such/place/config.json does not exist"),
+    ],
+)
+def test_a_mistake_is_told_before_the_target_is_loaded(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], sentence: str
+) -> None:
+    monkeypatch.setattr("dspark.llm.Target", None)
+    with pytest.raises((InputError, ModelError), match=sentence):
+        LLM.load(model_dir, **options)
+
+
 def test_a_missing_drafter_is_one_clear_sentence(model_dir: Path) -> None:
     with pytest.raises(ModelError, match="nowhere"):
         LLM.load(model_dir, drafter="/nowhere", dtype="fp32", device="cpu", compile=False)

@@ -25,9 +25,10 @@ from dspark.engine.profiler import ProfileConfig, profile
 from dspark.engine.prompt_lookup import PromptLookup
 from dspark.errors import InputError, ModelError
 from dspark.kernels import extension
+from dspark.kernels.linear import check_quantization
 from dspark.machine import free_memory
 from dspark.models.attention import resolve_kv_dtype
-from dspark.models.checkpoint import load_drafter, read_provenance
+from dspark.models.checkpoint import check_folder, load_drafter, read_provenance
 from dspark.models.embedded import DEFAULT_TARGET, is_embedded
 from dspark.models.footprint import Footprint, check_memory
 from dspark.models.kinds import AnyDrafter
@@ -107,6 +108,11 @@ class LLM:
         folder = resolve_source(target)
         config = CycleConfig() if config is None else config
         shipped = shipped_drafter(target) if drafter == "auto" else drafter
+        # what is known to be wrong is said before a target is loaded
+        parse_policy(policy)
+        check_quantization(quantization)
+        if shipped is not None and shipped != PROMPT_LOOKUP:
+            check_folder(shipped)
         arithmetic = resolve_dtype(dtype, by_operators=extension.multiplies_on(torch_device))
         kv_dtype = resolve_kv_dtype(
             kv_cache_dtype,

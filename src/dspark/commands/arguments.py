@@ -39,7 +39,9 @@ Device = Annotated[
 Quantization = Annotated[
     str | None,
     typer.Option(
-        help="int8 stores the weights in 8 bits.", show_default="none", rich_help_panel="Model"
+        help="int8 stores the weights in 8 bits.",
+        show_default="weights as they are",
+        rich_help_panel="Model",
     ),
 ]
 KVCacheDtype = Annotated[

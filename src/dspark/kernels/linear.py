@@ -24,6 +24,14 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
     return nn.functional.linear(x, weight_OI, bias_O)
 
 
+def check_quantization(name: str | None) -> None:
+    """Raises `InputError` for a way of storing weights that there is not; `None` is as they are."""
+    if name not in (None, "int8"):
+        raise InputError(
+            f"quantization is {name!r}, but it must be int8; leave it out for weights as they are."
+        )
+
+
 class PackedLinear(nn.Module):
     """A linear layer whose weight lies in the order in which the processor streams it.
 
@@ -66,8 +74,7 @@ class PackedLinear(nn.Module):
         cls, weight_OI: Tensor, bias_O: Tensor | None = None, *, quantization: str | None = None
     ) -> Self:
         """Pack a weight [out, in]; the result shares no memory with it on the C++ path."""
-        if quantization not in (None, "int8"):
-            raise InputError(f"quantization is {quantization!r}, but it must be int8 or None.")
+        check_quantization(quantization)
         weight_OI = weight_OI.detach()
         bias_O = None if bias_O is None else bias_O.detach().clone()
         scales_O = sums_O = None

@@ -82,6 +82,12 @@ class TargetWeights(Protocol):
     def head_weight_VD(self) -> Tensor: ...
 
 
+def check_folder(path: str | Path) -> None:
+    """Raises `ModelError` for a directory that holds no drafter's configuration: a question for the
+    time before a target is loaded."""
+    _document(Path(path))
+
+
 def load_drafter(
     path: str | Path,
     target: TargetWeights,
