@@ -18,16 +18,22 @@ constexpr int64_t kManyTokens = 24;
 #if defined(__AVX512F__)
 constexpr int kTileGroups = 2, kTileTokens = 12;  // 24 of 32 registers are sums
 constexpr int kWideGroups = 4, kWideTokens = 6;  // two panels, for few tokens
-constexpr int kSplitTokens = 5;  // where an operand takes two registers
 constexpr int kGroupsAtOnce = 4;  // that share what is loaded of a token
+#if defined(__AVX512VNNI__)
+constexpr int kSplitTokens = 5, kSplitFewTokens = 5;  // where an operand takes two registers
 constexpr int64_t kPlainTokens = 4;
 constexpr bool kAsksEvenly = false;
+#else
+constexpr int kSplitTokens = kTileTokens, kSplitFewTokens = 5;
+constexpr int64_t kPlainTokens = 0;
+constexpr bool kAsksEvenly = true;
+#endif
 #else
 // 12 of 16 registers are sums: as many as it takes to add one in each cycle and pipe. Of a whole
 // panel, whose lines are then read in their order.
 constexpr int kTileGroups = 2, kTileTokens = 3;
 constexpr int kWideGroups = kTileGroups, kWideTokens = kTileTokens;
-constexpr int kSplitTokens = kTileTokens;
+constexpr int kSplitTokens = kTileTokens, kSplitFewTokens = kTileTokens;
 constexpr int kGroupsAtOnce = 1;
 constexpr int64_t kPlainTokens = 0;
 // A visit that asks for weights to come does so until its last unit, not as many lines at each as
@@ -40,7 +46,9 @@ constexpr bool kAsksEvenly = true;
 // so that the processor's own prefetching sees one line of addresses, and nothing is asked for
 // (measured on Zen 4: two panels at once and asking took 9 to 17 % longer for one token). With AVX2
 // none (measured on Zen 3: plainly, 2 and 3 tokens in bytes or bfloat16 took 5 to 25 % longer; one
-// token did not differ beyond the noise, and float32 was up to 18 % faster plainly).
+// token did not differ beyond the noise, and float32 was up to 18 % faster plainly), nor with AVX-512
+// without VNNI (measured on Skylake-SP, which reads 12 GB/s plainly and 18 if it is asked: one token
+// in bfloat16 took 22 and 15 ms, 4 tokens 26 and 15).
 DSPARK_INLINE bool is_plain(const Linear& a) {
   return a.stream == nullptr && a.num_tokens <= kPlainTokens;
 }
@@ -110,11 +118,18 @@ struct DotBFloat16 {
 #else
 // As float32: the values of even inputs, then those of odd ones.
 struct DotBFloat16 : DotFloat32 {
-  static constexpr int kTokens = kSplitTokens, kFewTokens = kSplitTokens, kParts = 2;
+  static constexpr int kTokens = kSplitTokens, kFewTokens = kSplitFewTokens, kParts = 2;
   template <int kPart>
   DSPARK_INLINE Words part(Words w) {
     return kPart == 0 ? low_shorts_up(w) : high_shorts(w);
   }
+#if defined(__AVX512F__) && !defined(__AVX512VNNI__)
+  // Not the intrinsic: GCC 12 keeps some of 24 sums in memory.
+  DSPARK_INLINE Sum step(Sum sum, X x, Words w) {
+    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+    return sum;
+  }
+#endif
   DSPARK_INLINE void write_out(const char* row, int64_t num_units, char* out) {
     const uint16_t* const x = reinterpret_cast<const uint16_t*>(row);
     float* const to = reinterpret_cast<float*>(out);
@@ -148,7 +163,7 @@ struct DotInt8 {
 // Without VNNI: even inputs, then odd ones.
 struct DotInt8 {
 #if defined(__AVX512F__)
-  static constexpr int kTokens = kTileTokens, kGroups = kTileGroups, kFewTokens = kSplitTokens;
+  static constexpr int kTokens = kTileTokens, kGroups = kTileGroups, kFewTokens = kSplitFewTokens;
 #else
   // Sums are there at once, but parts of weights take time: more tokens share them.
   static constexpr int kTokens = 6, kGroups = 1, kFewTokens = 3;

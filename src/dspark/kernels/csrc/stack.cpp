@@ -34,7 +34,9 @@ constexpr int64_t kPrivateTokens = 8;
 // vectors four 8 to 11 % faster, eight 10 to 25 % slower); more take longer to multiply than memory
 // takes to answer: with tiles more than 32, by vectors more than 16 (measured: 32 tokens by vectors
 // 9 % faster without). By the vectors of AVX2 none: a product there takes as long as reading from
-// 4 tokens on (measured: 8 tokens 22 to 25 % faster without, 16 tokens 11 to 18 %).
+// 4 tokens on (measured: 8 tokens 22 to 25 % faster without, 16 tokens 11 to 18 %); nor by those of
+// AVX-512 without VNNI (measured on Skylake-SP, beside other work: 8 tokens 19 % faster in bfloat16 and
+// 32 % in int8, 16 tokens 6 and 35 %, but 12 tokens in bfloat16 15 % slower).
 struct Tokens {
   int64_t least, most;
 };
@@ -111,7 +113,7 @@ struct Pass {
 
   bool is_private() const { return num_tokens <= kPrivateTokens; }
   bool is_streamed() const {
-    if (k.linear == avx2::linear) return false;
+    if (k.linear == avx2::linear || k.linear == avx512::linear) return false;
     const auto [least, most] = k.linear == amx::linear ? kStreamedByTiles : kStreamedByVectors;
     return num_tokens >= least && num_tokens <= most;
   }
