@@ -78,7 +78,7 @@ def test_the_defaults_shown_for_the_model_are_those_of_load() -> None:
     for name in ("drafter", "dtype", "device", "kv_cache_dtype"):
         assert parameters[name].default == shown[name]
     assert parameters["quantization"].default is None
-    assert shown["quantization"] == "none"
+    assert shown["quantization"] == "weights as they are"
 
 
 def test_only_what_was_given_is_passed_on() -> None:
