@@ -31,8 +31,6 @@ from dspark.models.target import Target
 REVISION = 4
 """Of how steps are timed; raised with it, so that tables of before are not found any more."""
 _WARMUP = 3
-_CHUNK_TURNS = 3
-"""Times that each piece of a prompt is read."""
 _CHUNKS = (16, 32, 64, 128, 256, 511)
 """Tokens of the pieces."""
 _FEWEST_TURNS = 2
@@ -71,7 +69,7 @@ class ProfileConfig:
     seconds: float = 45.0
     """What a slow machine is given for all of it, about: a third of it for prompts, which become
     shorter so that they fit, and no further turns when the time is up."""
-    chunk_turns: int = _CHUNK_TURNS
+    chunk_turns: int = 3
     """Times that each piece of a prompt is read."""
 
     def __post_init__(self) -> None:
