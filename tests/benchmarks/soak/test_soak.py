@@ -20,7 +20,12 @@ from dspark.serving.stream import Stream
 from tests.serving.conftest import serving
 
 CONFIG = SoakConfig(
-    minutes=1.5 / 60, visitors=12, max_new_tokens=10, huge_tokens=60, sample_seconds=0.2
+    minutes=0.1 / 60,
+    least_visits=60,
+    visitors=12,
+    max_new_tokens=10,
+    huge_tokens=60,
+    sample_seconds=0.1,
 )
 
 

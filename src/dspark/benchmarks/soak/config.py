@@ -11,6 +11,8 @@ class SoakConfig:
 
     minutes: float = 30.0
     """Length of the whole."""
+    least_visits: int = 24
+    """It goes on behind that until so many visits have ended: a round of all kinds by default."""
     visitors: int = 24
     """Clients at a time; more than the server runs at once, so that it is saturated."""
     max_new_tokens: int = 96
@@ -31,6 +33,7 @@ class SoakConfig:
     def __post_init__(self) -> None:
         for name in (
             "minutes",
+            "least_visits",
             "visitors",
             "max_new_tokens",
             "huge_tokens",

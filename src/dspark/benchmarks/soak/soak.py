@@ -4,7 +4,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
@@ -28,6 +28,8 @@ _SHARES = {
 _IDLE = ("dspark_open_answers", "dspark_running_requests")
 """Gauges that are 0 in a server that has nothing to do."""
 _MEMORY = "process_resident_memory_bytes"
+_LOOKS = 4
+"""At the server's memory, at least: growth is told from quarters of them."""
 _PAGES = ("dspark_pages", "dspark_free_pages", "dspark_cached_pages")
 """All pages, empty ones, and those kept for known words; the rest is in use."""
 
@@ -112,6 +114,7 @@ class _Crowd:
         self._tasks = tasks
         self._config = config
         self._lock = threading.Lock()
+        self._kinds = _dealt(random.Random(config.seed))
         self.outcomes: list[Outcome] = []
         self._end_s = 0.0
 
@@ -120,7 +123,7 @@ class _Crowd:
         memory: Callable[[], float | None],
         on_time: Callable[[float, Counter[Verdict]], None] | None,
     ) -> list[float]:
-        """Until the time is over; the memory that was seen."""
+        """Until the time is over and enough have come; the memory that was seen."""
         start_s = time.monotonic()
         self._end_s = start_s + 60.0 * self._config.minutes
         threads = [
@@ -129,10 +132,14 @@ class _Crowd:
         ]
         for thread in threads:
             thread.start()
-        seen = []
-        while (left_s := self._end_s - time.monotonic()) > 0:
-            time.sleep(min(self._config.sample_seconds, left_s))
+        seen: list[float] = []
+        looks = 0
+        while looks < _LOOKS or not self._is_over():
+            left_s = self._end_s - time.monotonic()
+            pause_s = self._config.sample_seconds
+            time.sleep(min(pause_s, left_s) if left_s > 0 else min(pause_s, 0.1))
             size = memory()
+            looks += 1
             if size is not None:
                 seen.append(size)
             if on_time is not None:
@@ -145,13 +152,27 @@ class _Crowd:
 
     def _visit_again(self, number: int) -> None:
         rng = random.Random(f"{self._config.seed}/{number}")
-        while time.monotonic() < self._end_s:
-            (kind,) = rng.choices(list(_SHARES), weights=list(_SHARES.values()))
+        while not self._is_over():
+            with self._lock:
+                kind = next(self._kinds)
             outcome = self._visitor.visit(kind, rng.choice(self._tasks), rng)
             with self._lock:
                 self.outcomes.append(outcome)
             if outcome.verdict in (Verdict.BUSY, Verdict.LOST):
                 time.sleep(0.2)
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            enough = len(self.outcomes) >= self._config.least_visits
+        return enough and time.monotonic() >= self._end_s
+
+
+def _dealt(rng: random.Random) -> Iterator[Kind]:
+    """Kinds without end, dealt from a shuffled deck in which each stands by its share."""
+    deck = [kind for kind, share in _SHARES.items() for _ in range(share)]
+    while True:
+        rng.shuffle(deck)
+        yield from deck
 
 
 def _settled(api: HttpApi, limit_s: float) -> dict[str, float]:
