@@ -77,6 +77,8 @@ class RayReplicas:
         one."""
         if not ray.is_initialized():
             is_local = "RAY_ADDRESS" not in os.environ
+            # Ray's own choice is 15: an answer would wait for whatever else runs on the machine.
+            os.environ.setdefault("RAY_worker_niceness", "0")
             own = {"num_cpus": max(os.cpu_count() or 1, 1), "include_dashboard": False}
             ray.init(log_to_driver=False, logging_level="error", **(own if is_local else {}))
         serve.start(proxy_location="Disabled")
