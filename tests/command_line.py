@@ -17,6 +17,12 @@ class Outcome(NamedTuple):
     out: str
     err: str
 
+    def complaint(self) -> str:
+        """What is said of a mistake: one line, behind nothing but what was being done."""
+        *before, last = self.err.splitlines()
+        assert set(before) <= {"loading the model", "loading the models"}, self.err
+        return last
+
     def last_json(self) -> dict[str, Any]:
         """The last line of the standard output."""
         value: dict[str, Any] = json.loads(self.out.strip().splitlines()[-1])

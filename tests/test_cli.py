@@ -80,7 +80,9 @@ def test_who_waits_for_step_costs_is_told_so_once(
     """The error output is a log here: a status that only terminals show would say nothing."""
     monkeypatch.setattr(artifacts, "default_cache", lambda: tmp_path)
     options = ("hello", *model, "--max-tokens", 2)
-    assert run("generate", *options).err.startswith("measuring what steps cost on this machine")
+    first = run("generate", *options).err.splitlines()
+    assert first[0] == "loading the models"
+    assert first[1].startswith("measuring what steps cost on this machine")
     assert "measuring" not in run("generate", *options).err
     assert "measuring" not in run("generate", *options, "--plain").err
 
@@ -119,17 +121,14 @@ def test_a_mistake_is_one_sentence_and_exit_code_1(
 ) -> None:
     done = run("generate", arguments[0], *model, "--policy", "fixed", *arguments[1:])
     assert done.code == 1
-    assert sentence in done.err
-    assert done.err.count("\n") == 1
-    assert "Traceback" not in done.err
+    assert sentence in done.complaint()
     assert done.out == ""
 
 
 def test_a_missing_model_is_named(run: Run, tmp_path: Path) -> None:
     done = run("generate", "hello", "--target", tmp_path / "nothing")
     assert done.code == 1
-    assert str(tmp_path / "nothing") in done.err
-    assert done.err.count("\n") == 1
+    assert str(tmp_path / "nothing") in done.complaint()
 
 
 def test_a_missing_drafter_is_named(run: Run, model_dir: Path, tmp_path: Path) -> None:

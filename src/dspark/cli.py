@@ -11,6 +11,7 @@ import typer
 from dspark.commands import planning, races, speed, text, training_benches
 from dspark.commands.audit import audit
 from dspark.commands.bench_serve import serve as bench_serve
+from dspark.commands.bundles import flattened
 from dspark.commands.evaluate import evaluate
 from dspark.commands.overhead import overhead
 from dspark.commands.prepare import prepare
@@ -66,9 +67,9 @@ _BENCHES: dict[str, Callable[..., None]] = {
     "peers": races.install_peers,
 }
 for command in _COMMANDS:
-    app.command()(command)
+    app.command()(flattened(command))
 for name, command in _BENCHES.items():
-    bench.command(name)(command)
+    bench.command(name)(flattened(command))
 
 
 def main() -> None:

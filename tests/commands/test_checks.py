@@ -127,4 +127,4 @@ def test_a_file_that_fails_in_the_middle_of_the_work_is_named(
     monkeypatch.setattr("dspark.assembly.load_llm", full)
     done = run("generate", "hello")
     assert done.code == 1
-    assert done.err == "dspark: table.json cannot be used: No space left on device.\n"
+    assert done.complaint() == "dspark: table.json cannot be used: No space left on device."

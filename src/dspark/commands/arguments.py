@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from dspark.commands.checks import at_least_one
-from dspark.options import option
 
 TARGET_HELP = (
     "The model that answers: a directory, a hub name, a .gguf file, or the name of a small one "
@@ -28,26 +27,6 @@ Dtype = Annotated[
     str | None,
     typer.Option(
         help="Arithmetic: bf16, fp32, or auto, which is bf16 where it is fast.",
-        show_default="auto",
-        rich_help_panel="Model",
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(help="cpu, cuda, or auto.", show_default="auto", rich_help_panel="Model"),
-]
-Quantization = Annotated[
-    str | None,
-    typer.Option(
-        help="int8 stores the weights in 8 bits.",
-        show_default="weights as they are",
-        rich_help_panel="Model",
-    ),
-]
-KVCacheDtype = Annotated[
-    str | None,
-    typer.Option(
-        help="Keys and values of the target: int8, bf16 (the arithmetic's own), or auto.",
         show_default="auto",
         rich_help_panel="Model",
     ),
@@ -94,20 +73,6 @@ Thinking = Annotated[
         show_default="the template's",
     ),
 ]
-PARAMS = "core.SamplingParams"
-Temperature = Annotated[float | None, option(PARAMS, "temperature")]
-TopK = Annotated[int | None, option(PARAMS, "top_k")]
-TopP = Annotated[float | None, option(PARAMS, "top_p")]
-MinP = Annotated[float | None, option(PARAMS, "min_p")]
-Repetition = Annotated[float | None, option(PARAMS, "repetition_penalty")]
-Presence = Annotated[float | None, option(PARAMS, "presence_penalty")]
-Frequency = Annotated[float | None, option(PARAMS, "frequency_penalty")]
-MaxTokens = Annotated[int | None, option(PARAMS, "max_tokens")]
-MinTokens = Annotated[int | None, option(PARAMS, "min_tokens")]
-Stop = Annotated[list[str] | None, option(PARAMS, "stop")]
-Seed = Annotated[int | None, option(PARAMS, "seed")]
-MaxDraft = Annotated[int | None, option(PARAMS, "max_draft")]
-CouplingName = Annotated[str | None, option(PARAMS, "coupling")]
 IgnoreEos = Annotated[
     bool, typer.Option("--ignore-eos", help="Go on after the model's end-of-text tokens.")
 ]

@@ -1,6 +1,6 @@
 """`dspark evaluate`: how good drafters are. Parses, measures, prints."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,19 +8,14 @@ import typer
 from rich.console import Console
 
 from dspark.commands.arguments import (
-    Device,
-    Dtype,
-    Eager,
     Json,
-    KVCacheDtype,
-    Quantization,
     System,
-    Target,
     TaskLimit,
     Thinking,
-    Threads,
 )
+from dspark.commands.bundles import Except
 from dspark.commands.checks import file_to_write, folder_to_write
+from dspark.commands.model_options import ModelOptions
 from dspark.commands.shared import (
     Bars,
     coupling_of,
@@ -39,7 +34,7 @@ def evaluate(
         list[str],
         typer.Argument(help="Prompts that were not trained on: files or data sets, as in prepare."),
     ],
-    target: Target = None,
+    options: Annotated[ModelOptions, Except("drafter", "policy")],
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,12 +43,6 @@ def evaluate(
             rich_help_panel="Model",
         ),
     ] = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    eager: Eager = False,
-    threads: Threads = None,
     temperature: Annotated[
         list[float] | None, option(_EVALUATION, "temperatures", "--temperature")
     ] = None,
@@ -125,7 +114,7 @@ def evaluate(
     )
     if plots is not None:
         require_matplotlib()
-    recorded = assembly.recorded_mode(target, drafter, thinking=thinking, system=system)
+    recorded = assembly.recorded_mode(options.target, drafter, thinking=thinking, system=system)
     chats = assembly.read_tasks(
         data,
         limit=limit,
@@ -134,22 +123,15 @@ def evaluate(
         is_raw=raw,
     )
     console = Console(stderr=True)
-    with console.status("loading the model"):
-        llm = assembly.load_llm(
-            target=target,
-            drafter="none",
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            is_compiled=not eager,
-            threads=threads,
-            max_requests=config.batch_size,
-            thinking=recorded.thinking,
-            policy="fixed",
-        )
+    llm = replace(options, drafter="none", policy="fixed").load(
+        console, max_requests=config.batch_size, thinking=recorded.thinking
+    )
     contenders = assembly.contenders(llm, drafter or None, has_heads_off=heads_off)
-    settings = {**settings_of(llm, config), "quantization": quantization, **asdict(recorded)}
+    settings = {
+        **settings_of(llm, config),
+        "quantization": options.quantization,
+        **asdict(recorded),
+    }
     identity = {
         "conditions": [config.temperatures, config.widths, against_plain],
         "weights": {name: contender.weights for name, contender in contenders.items()},

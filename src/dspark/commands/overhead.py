@@ -10,16 +10,10 @@ import typer
 from rich.console import Console
 
 from dspark.commands.arguments import (
-    Drafter,
-    Dtype,
-    Eager,
     Json,
-    KVCacheDtype,
-    Policy,
-    Quantization,
-    Target,
-    Threads,
 )
+from dspark.commands.bundles import Except
+from dspark.commands.model_options import ModelOptions
 from dspark.commands.shared import print_report, say_round
 from dspark.options import given, option
 
@@ -30,14 +24,7 @@ _OVERHEAD = "benchmarks.overhead.config.OverheadConfig"
 
 
 def overhead(
-    target: Target = None,
-    drafter: Drafter = None,
-    policy: Policy = None,
-    dtype: Dtype = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    eager: Eager = False,
-    threads: Threads = None,
+    options: Annotated[ModelOptions, Except("device")],
     prompts: Annotated[
         Path | None,
         typer.Option(help="Prompts in any form that evaluate reads.", show_default="32 built in"),
@@ -55,7 +42,6 @@ def overhead(
 
     Example: dspark bench overhead --users 16 --json
     """
-    from dspark import assembly
     from dspark.benchmarks.client_prompts import chats_of, many_chats
     from dspark.benchmarks.overhead.config import OverheadConfig
     from dspark.benchmarks.overhead.overhead import measure
@@ -73,18 +59,8 @@ def overhead(
     )
     chats = many_chats(32) if prompts is None else chats_of(prompts, limit=config.answers)
     console = Console(stderr=True)
-    with console.status("loading the models"):
-        llm = assembly.load_llm(
-            target=target,
-            drafter=drafter,
-            dtype=dtype,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            is_compiled=not eager,
-            threads=threads,
-            max_requests=config.users,
-            policy=policy,
-        )
+    llm = options.load(console, max_requests=config.users)
+    with console.status("filling the memory"):
         llm = llm.with_config(replace(llm.config, prefix_cache=False))
         llm.cycle(speculation=True)
     with console.status("engine and server in turn"):

@@ -10,20 +10,14 @@ from rich.console import Console
 
 from dspark.commands.arguments import (
     Concurrency,
-    Device,
-    Drafter,
-    Dtype,
-    Eager,
     Json,
-    KVCacheDtype,
-    Quantization,
     Rates,
-    Target,
     TaskLimit,
-    Threads,
     limit_option,
 )
+from dspark.commands.bundles import Except
 from dspark.commands.checks import at_least_one, file_to_write, folder_to_write
+from dspark.commands.model_options import ModelOptions
 from dspark.commands.shared import (
     Bars,
     coupling_of,
@@ -33,6 +27,7 @@ from dspark.commands.shared import (
     progress_bars,
     say_written,
     whole_numbers_in,
+    working,
 )
 from dspark.errors import InputError
 from dspark.options import given, option
@@ -125,14 +120,7 @@ def calibrate(
         list[str],
         typer.Argument(help="Prompts that were not trained on: files or data sets, as in prepare."),
     ],
-    target: Target = None,
-    drafter: Drafter = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    eager: Eager = False,
-    threads: Threads = None,
+    options: Annotated[ModelOptions, Except("policy")],
     temperature: Annotated[
         list[float] | None, option(_CALIBRATION, "temperatures", "--temperature")
     ] = None,
@@ -168,24 +156,13 @@ def calibrate(
     )
     if plots is not None:
         require_matplotlib()
-    folder = assembly.drafter_folder(target, drafter)
-    recorded = assembly.recorded_mode(target, [str(folder)], thinking=None, system=None)
+    folder = assembly.drafter_folder(options.target, options.drafter)
+    recorded = assembly.recorded_mode(options.target, [str(folder)], thinking=None, system=None)
     tasks = assembly.read_tasks(data, limit=limit, system=recorded.system)
     console = Console(stderr=True)
-    with console.status("loading the model"):
-        llm = assembly.load_llm(
-            target=target,
-            drafter=str(folder),
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            is_compiled=not eager,
-            threads=threads,
-            max_requests=concurrency,
-            thinking=recorded.thinking,
-            policy="fixed",
-        )
+    llm = replace(options, drafter=str(folder), policy="fixed").load(
+        console, max_requests=concurrency, thinking=recorded.thinking
+    )
     with progress_bars(console) as progress:
         report = run(
             llm,
@@ -201,14 +178,7 @@ def calibrate(
 
 
 def profile(
-    target: Target = None,
-    drafter: Drafter = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    eager: Eager = False,
-    threads: Threads = None,
+    options: Annotated[ModelOptions, Except("policy")],
     requests: Annotated[
         int, typer.Option(help="Requests of the largest step.", callback=at_least_one)
     ] = 16,
@@ -232,18 +202,7 @@ def profile(
     from dspark.benchmarks.tables import print_step_cost
 
     console = Console(stderr=True)
-    with console.status("loading the models"):
-        llm = assembly.load_llm(
-            target=target,
-            drafter=drafter,
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            is_compiled=not eager,
-            threads=threads,
-            max_requests=requests,
-        )
+    llm = options.load(console, max_requests=requests)
     assembly.require_drafter(llm)
     with progress_bars(console) as progress:
         update = partial(Bars(progress).update, "numbers of requests")
@@ -268,13 +227,8 @@ def load(
             show_default="15 built-in ones, math, code and chat",
         ),
     ] = None,
-    target: Target = None,
-    drafter: Drafter = None,
-    dtype: Dtype = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    eager: Eager = False,
-    threads: Threads = None,
+    *,
+    options: Annotated[ModelOptions, Except("device", "policy")],
     policies: Annotated[
         str | None,
         typer.Option(
@@ -320,7 +274,7 @@ def load(
     After a crash, or when the minutes are up, the same command goes on. Example: dspark bench
     load --concurrency 1,8 --budget-minutes 5 --plots pictures
     """
-    from dspark import assembly, load_session
+    from dspark import load_session
     from dspark.benchmarks.load.config import LoadConfig, default_policies, policy_names
     from dspark.benchmarks.load.plots import save_load_plots
     from dspark.benchmarks.load.tables import print_load
@@ -344,25 +298,15 @@ def load(
     if plots is not None:
         require_matplotlib()
     console = Console(stderr=True)
-    with console.status("loading the models"):
-        llm = assembly.load_llm(
-            target=target,
-            drafter=drafter,
-            dtype=dtype,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            is_compiled=not eager,
-            threads=threads,
-            max_requests=config.most_requests,
-        )
+    llm = options.load(console, max_requests=config.most_requests)
     if policies is None:
         config = replace(config, policies=default_policies(llm.block_size))
     report = load_session.run_sweep(
         llm,
         load_session.tasks_of(llm, data or [], limit=limit),
         config=config,
-        weights=load_session.drafter_hash(target, drafter),
-        quantization=quantization,
+        weights=load_session.drafter_hash(options.target, options.drafter),
+        quantization=options.quantization,
         files=load_session.LoadFiles(results=results, record=record),
         on_unit=lambda unit, measured, done: console.print(
             load_session.unit_sentence(unit, measured.tokens_per_s, done, config.num_units),
@@ -376,11 +320,7 @@ def load(
 
 
 def plan(
-    target: Target = None,
-    dtype: Dtype = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    eager: Eager = False,
+    options: Annotated[ModelOptions, Except("drafter", "device", "threads", "policy")],
     threads: Annotated[int, typer.Option(help="Processor threads.", rich_help_panel="Model")] = 1,
     requests: Annotated[int | None, option(_PLAN, "requests")] = None,
     block_size: Annotated[int | None, option(_PLAN, "block_size")] = None,
@@ -391,20 +331,12 @@ def plan(
 
     Example: dspark bench plan --json
     """
-    from dspark import assembly
     from dspark.benchmarks.plan import PlanConfig, measure
     from dspark.benchmarks.tables import print_plan
 
     config = PlanConfig(**given(requests=requests, block_size=block_size, repeats=repeats))
     console = Console(stderr=True)
-    with console.status("loading the model"):
-        loaded = assembly.load_target(
-            target=target,
-            dtype=dtype,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            is_compiled=not eager,
-            threads=threads,
-        )
+    with working(console, "loading the model"):
+        loaded = replace(options, threads=threads).load_target()
     report = measure(loaded, config=config)
     print_report(report, print_plan, as_json=as_json)

@@ -1,5 +1,6 @@
 """`dspark prepare`: what a drafter learns from. Parses, asks, prints."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -7,19 +8,14 @@ import typer
 from rich.console import Console
 
 from dspark.commands.arguments import (
-    Device,
-    Dtype,
-    Eager,
     FileLimit,
-    KVCacheDtype,
-    Quantization,
     System,
-    Target,
     Thinking,
-    Threads,
 )
+from dspark.commands.bundles import Except
 from dspark.commands.checks import above_zero, at_least_one, file_to_write
-from dspark.commands.shared import Bars, key_of, progress_bars
+from dspark.commands.model_options import ModelOptions
+from dspark.commands.shared import Bars, key_of, progress_bars, working
 from dspark.errors import InputError, Stopped
 from dspark.interrupts import polite_stop
 from dspark.options import given, option
@@ -39,13 +35,7 @@ def prepare(
         Path,
         typer.Option(help="Answers file; an existing one is continued.", callback=file_to_write),
     ],
-    target: Target = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    eager: Eager = False,
-    threads: Threads = None,
+    options: Annotated[ModelOptions, Except("drafter", "policy")],
     column: Annotated[
         list[str] | None,
         typer.Option(
@@ -120,7 +110,6 @@ def prepare(
     Every assistant turn is answered anew, each exactly once; rows that cannot be asked and turns
     that cannot be answered are counted and named.
     """
-    from dspark import assembly
     from dspark import preparation_session as session
     from dspark.models.embedded import DEFAULT_TARGET
 
@@ -146,7 +135,7 @@ def prepare(
     for line in files.remarks:
         console.print(line, highlight=False)
     asked = session.Asked(
-        target=DEFAULT_TARGET if target is None else target,
+        target=DEFAULT_TARGET if options.target is None else options.target,
         samplings=samplings,
         max_new_tokens=max_new_tokens,
         seed=seed,
@@ -154,8 +143,8 @@ def prepare(
         system=system,
         is_raw=raw,
     )
-    with console.status("loading the model"):
-        if endpoint:
+    if endpoint:
+        with working(console, "asking the servers which model they have"):
             answering = session.over_http(
                 asked,
                 **given(retries=retries),
@@ -165,20 +154,11 @@ def prepare(
                 has_token_ids=token_ids,
                 api_key=key_of(api_key_file),
             )
-        else:
-            llm = assembly.load_llm(
-                target=target,
-                drafter="none",
-                dtype=dtype,
-                device=device,
-                quantization=quantization,
-                kv_cache_dtype=kv_cache_dtype,
-                is_compiled=not eager,
-                threads=threads,
-                max_requests=concurrency,
-                thinking=thinking,
-            )
-            answering = session.embedded(llm, asked, quantization=quantization)
+    else:
+        llm = replace(options, drafter="none").load(
+            console, max_requests=concurrency, thinking=thinking
+        )
+        answering = session.embedded(llm, asked, quantization=options.quantization)
     notice = "nothing new is asked; what is in hand still ends, or Ctrl-C once more"
     with (
         progress_bars(console) as progress,

@@ -34,18 +34,20 @@ def shared_out(model: ServedModel, num_replicas: int) -> tuple[ServedModel, floa
     Each has a GPU of its own where there are enough, or else its share of the processors. Raises
     `InputError` for more replicas than GPUs on `--device cuda`.
     """
-    num_gpus = torch.cuda.device_count() if model.device != "cpu" else 0
+    options = model.options
+    num_gpus = torch.cuda.device_count() if options.device != "cpu" else 0
     if num_gpus >= num_replicas:
         return model, 1.0, 1.0
-    if model.device == "cuda":
+    if options.device == "cuda":
         raise InputError(
             f"replicas is {num_replicas}, but this machine has {num_gpus} GPUs; lower it, or give "
             "--device cpu."
         )
     cores = os.cpu_count() or 1
     share = cores / num_replicas
-    threads = max(int(share), 1) if model.threads is None else model.threads
-    return replace(model, threads=threads, device="cpu"), min(float(threads), share), 0.0
+    threads = max(int(share), 1) if options.threads is None else options.threads
+    shared = replace(model, options=replace(options, threads=threads, device="cpu"))
+    return shared, min(float(threads), share), 0.0
 
 
 def serve_replicas(
@@ -94,7 +96,7 @@ def serve_replicas(
         )
         host, port = listening.getsockname()[:2]
         console.print(
-            f"http://{host}:{port}/v1 answers as {app_config.served_name or model.target}: "
+            f"http://{host}:{port}/v1 answers as {app_config.served_name or model.options.target}: "
             f"{num_replicas} replicas with {cpus:g} processors and {gpus:g} GPUs each",
             highlight=False,
             soft_wrap=True,

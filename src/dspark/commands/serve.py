@@ -1,20 +1,13 @@
 """`dspark serve`: load, say in one line what is served, and answer until a signal comes."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from dspark.commands.arguments import (
-    Device,
-    Drafter,
-    Dtype,
-    Eager,
-    KVCacheDtype,
-    Policy,
-    Quantization,
-    Threads,
-)
+from dspark.commands.bundles import Except
+from dspark.commands.model_options import ModelOptions
 from dspark.commands.served_model import ServedModel
 from dspark.options import given, option
 
@@ -33,6 +26,7 @@ def serve(
             "small one that is already here.",
         ),
     ] = "smollm2-135m",
+    *,
     host: Annotated[
         str, typer.Option(help="Address to listen at.", rich_help_panel=_SERVER)
     ] = "127.0.0.1",
@@ -67,14 +61,7 @@ def serve(
     log_level: Annotated[
         str, typer.Option(help="debug, info, warning or error.", rich_help_panel=_SERVER)
     ] = "info",
-    drafter: Drafter = None,
-    policy: Policy = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    eager: Eager = False,
-    threads: Threads = None,
+    options: Annotated[ModelOptions, Except("target")],
     thinking: Annotated[
         bool | None,
         typer.Option(
@@ -155,18 +142,10 @@ def serve(
     found = listen(host, port)  # before minutes of loading
     console = Console(stderr=True)
     model = ServedModel(
-        target=target,
-        drafter=drafter,
-        dtype=dtype,
-        device=device,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        is_compiled=not eager,
-        threads=threads,
+        options=replace(options, target=target),
         max_requests=max_requests,
         page_size=page_size,
         thinking=thinking,
-        policy=policy,
     )
     if replicas is not None:
         from dspark.commands.replicas import serve_replicas

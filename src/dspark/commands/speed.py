@@ -1,5 +1,6 @@
 """`dspark bench step`, `cycle`, `prefix`, `exact` and `perplexity`: our engine alone."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -10,24 +11,23 @@ from rich.console import Console
 from dspark.commands.arguments import (
     Arithmetic,
     Drafter,
-    Dtype,
     Eager,
     FileLimit,
     IgnoreEos,
     Json,
-    KVCacheDtype,
-    Policy,
-    Quantization,
     Target,
     Threads,
     limit_option,
 )
+from dspark.commands.bundles import Except
+from dspark.commands.model_options import ModelOptions
 from dspark.commands.shared import (
     Bars,
     names_in,
     numbers_in,
     print_report,
     progress_bars,
+    working,
 )
 from dspark.options import given, option
 
@@ -142,12 +142,7 @@ def perplexity(
 
 
 def step(
-    target: Target = None,
-    dtype: Dtype = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    eager: Eager = False,
-    threads: Threads = None,
+    options: Annotated[ModelOptions, Except("drafter", "device", "policy")],
     context: Annotated[int | None, option(_STEP, "context")] = None,
     repeats: Annotated[int | None, option(_STEP, "repeats")] = None,
     as_json: Json = False,
@@ -156,72 +151,46 @@ def step(
 
     Drafting pays where a pass over several tokens costs what a pass over one costs.
     """
-    from dspark import assembly
     from dspark.benchmarks.step import StepConfig, measure
     from dspark.benchmarks.tables import print_step
 
     config = StepConfig(**given(context=context, repeats=repeats))
     console = Console(stderr=True)
-    with console.status("loading the model"):
-        loaded = assembly.load_target(
-            target=target,
-            dtype=dtype,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            is_compiled=not eager,
-            threads=threads,
-        )
-        plain = assembly.load_target(
-            target=target, dtype=dtype, is_compiled=False, is_packed=False, threads=threads
-        )
+    bare = replace(options, quantization=None, kv_cache_dtype=None, eager=True)
+    with working(console, "loading the model"):
+        loaded = options.load_target()
+        plain = bare.load_target(is_packed=False)
 
     def say(shape: str, size: int, milliseconds: float) -> None:
         console.print(f"{shape}, {size} tokens: {milliseconds:.2f} ms", style="dim")
 
-    report = measure(loaded, quantization=quantization, config=config, plain=plain, on_size=say)
+    report = measure(
+        loaded, quantization=options.quantization, config=config, plain=plain, on_size=say
+    )
     print_report(report, print_step, as_json=as_json)
 
 
 def cycle(
-    target: Target = None,
-    drafter: Drafter = None,
-    dtype: Dtype = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    threads: Threads = None,
+    options: Annotated[ModelOptions, Except("device", "eager", "policy")],
     steps: Annotated[int | None, option(_CYCLE, "steps")] = None,
     as_json: Json = False,
 ) -> None:
     """Which part of a step is bookkeeping, for 1, 16 and 64 requests, with drafting and without."""
-    from dspark import assembly
     from dspark.benchmarks.cycle import CycleBenchConfig, measure
     from dspark.benchmarks.tables import print_cycle
 
     config = CycleBenchConfig(**given(steps=steps))
     console = Console(stderr=True)
-    with console.status("loading the models"):
-        llm = assembly.load_llm(
-            target=target,
-            drafter=drafter,
-            dtype=dtype,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            threads=threads,
-        )
+    llm = options.load(console)
     with console.status("taking steps"):
-        report = measure(llm.target, drafter=llm.drafter, quantization=quantization, config=config)
+        report = measure(
+            llm.target, drafter=llm.drafter, quantization=options.quantization, config=config
+        )
     print_report(report, print_cycle, as_json=as_json)
 
 
 def prefix(
-    target: Target = None,
-    drafter: Drafter = None,
-    dtype: Dtype = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    eager: Eager = False,
-    threads: Threads = None,
-    policy: Policy = None,
+    options: Annotated[ModelOptions, Except("device")],
     requests: Annotated[int | None, option(_PREFIX, "requests")] = None,
     system_tokens: Annotated[int | None, option(_PREFIX, "system_tokens")] = None,
     max_new_tokens: Annotated[int | None, option(_PREFIX, "max_new_tokens")] = None,
@@ -230,7 +199,6 @@ def prefix(
     as_json: Json = False,
 ) -> None:
     """Time to the first token with and without the prefix cache, and that no answer changes."""
-    from dspark import assembly
     from dspark.benchmarks.prefix import PrefixConfig, measure
     from dspark.benchmarks.tables import print_prefix
 
@@ -243,17 +211,8 @@ def prefix(
             seed=seed,
         )
     )
-    llm = assembly.load_llm(
-        target=target,
-        drafter=drafter,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        is_compiled=not eager,
-        threads=threads,
-        policy=policy,
-    )
     console = Console(stderr=True)
+    llm = options.load(console)
     with progress_bars(console) as progress:
         report = measure(llm, config, on_request=partial(Bars(progress).update, "requests"))
     print_report(report, print_prefix, as_json=as_json)

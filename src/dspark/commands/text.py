@@ -1,77 +1,63 @@
 """`dspark generate`, `chat` and `demo`: answers for a person who looks on."""
 
 import sys
-from typing import Annotated
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from dspark.commands.arguments import (
-    CouplingName,
-    Device,
-    Drafter,
-    Dtype,
-    Eager,
-    Frequency,
-    IgnoreEos,
-    Json,
-    KVCacheDtype,
-    MaxDraft,
-    MaxTokens,
-    MinP,
-    MinTokens,
-    Plain,
-    Policy,
-    Presence,
-    Quantization,
-    Repetition,
-    Seed,
-    Stop,
-    System,
-    Target,
-    Temperature,
-    Thinking,
-    Threads,
-    TopK,
-    TopP,
-)
+from dspark.commands.arguments import IgnoreEos, Json, Plain, System, Thinking
+from dspark.commands.bundles import Except
+from dspark.commands.model_options import ModelOptions
 from dspark.commands.shared import coupling_of, find_costs, print_json
 from dspark.options import given, option
 
+if TYPE_CHECKING:
+    from dspark.core import SamplingParams
+
 _DEMO = "benchmarks.demo.DemoConfig"
+_PARAMS = "core.SamplingParams"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """A bundle (`commands.bundles`): how tokens are drawn, and when an answer ends."""
+
+    temperature: Annotated[float | None, option(_PARAMS, "temperature")] = None
+    top_k: Annotated[int | None, option(_PARAMS, "top_k")] = None
+    top_p: Annotated[float | None, option(_PARAMS, "top_p")] = None
+    min_p: Annotated[float | None, option(_PARAMS, "min_p")] = None
+    repetition_penalty: Annotated[float | None, option(_PARAMS, "repetition_penalty")] = None
+    presence_penalty: Annotated[float | None, option(_PARAMS, "presence_penalty")] = None
+    frequency_penalty: Annotated[float | None, option(_PARAMS, "frequency_penalty")] = None
+    max_tokens: Annotated[int | None, option(_PARAMS, "max_tokens")] = None
+    min_tokens: Annotated[int | None, option(_PARAMS, "min_tokens")] = None
+    stop: Annotated[list[str] | None, option(_PARAMS, "stop")] = None
+    ignore_eos: IgnoreEos = False
+    seed: Annotated[int | None, option(_PARAMS, "seed")] = None
+    max_draft: Annotated[int | None, option(_PARAMS, "max_draft")] = None
+    coupling: Annotated[str | None, option(_PARAMS, "coupling")] = None
+
+    def params(self) -> "SamplingParams":
+        """Raises `InputError` for a value that cannot be."""
+        from dspark.core import SamplingParams
+
+        read = {"stop": self.stop or None, "coupling": coupling_of(self.coupling)}
+        return SamplingParams(**given(**{**asdict(self), **read}))
 
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from the input.")],
-    target: Target = None,
-    drafter: Drafter = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    eager: Eager = False,
-    threads: Threads = None,
-    policy: Policy = None,
+    *,
+    options: ModelOptions,
     system: System = None,
     thinking: Thinking = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
     ] = False,
     plain: Plain = False,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: Repetition = None,
-    presence_penalty: Presence = None,
-    frequency_penalty: Frequency = None,
-    max_tokens: MaxTokens = None,
-    min_tokens: MinTokens = None,
-    stop: Stop = None,
-    ignore_eos: IgnoreEos = False,
-    seed: Seed = None,
-    max_draft: MaxDraft = None,
-    coupling: CouplingName = None,
+    sampling: SamplingOptions,
     origins: Annotated[
         bool, typer.Option("--origins", help="Colour tokens by how they came to be.")
     ] = False,
@@ -83,40 +69,11 @@ def generate(
     """
     from dspark import assembly
     from dspark.benchmarks.painter import answer_json, stream_answer
-    from dspark.core import SamplingParams
 
-    params = SamplingParams(
-        **given(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            stop=stop or None,
-            seed=seed,
-            max_draft=max_draft,
-            coupling=coupling_of(coupling),
-        ),
-        ignore_eos=ignore_eos,
-    )
+    params = sampling.params()
     errors = Console(stderr=True)
-    with errors.status("loading the model"):
-        llm = assembly.load_llm(
-            target=target,
-            drafter="none" if plain else drafter,
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            is_compiled=not eager,
-            threads=threads,
-            policy=policy,
-            thinking=thinking,
-        )
+    chosen = replace(options, drafter="none") if plain else options
+    llm = chosen.load(errors, thinking=thinking)
     text = sys.stdin.read() if prompt == "-" else prompt
     prompt_ids = assembly.prompt_of(llm, text, system=system, is_raw=raw)
     find_costs(llm, errors)
@@ -127,57 +84,35 @@ def generate(
 
 
 def chat(
-    target: Target = None,
-    drafter: Drafter = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    eager: Eager = False,
-    threads: Threads = None,
-    policy: Policy = None,
+    *,
+    options: ModelOptions,
     system: System = None,
     thinking: Thinking = None,
     plain: Plain = False,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    max_tokens: MaxTokens = None,
-    seed: Seed = None,
+    sampling: Annotated[
+        SamplingOptions,
+        Except(
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "min_tokens",
+            "stop",
+            "ignore_eos",
+            "max_draft",
+            "coupling",
+        ),
+    ],
     origins: Annotated[
         bool, typer.Option("--origins", help="Colour tokens by how they came to be.")
     ] = False,
 ) -> None:
     """Talk with the model in this terminal. /reset forgets, /exit ends, Ctrl-C stops an answer."""
-    from dspark import assembly
     from dspark.chat import Conversation, run
-    from dspark.core import SamplingParams
 
-    params = SamplingParams(
-        **given(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            max_tokens=max_tokens,
-            seed=seed,
-        )
-    )
+    params = sampling.params()
     console = Console()
-    with console.status("loading the model"):
-        llm = assembly.load_llm(
-            target=target,
-            drafter="none" if plain else drafter,
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            is_compiled=not eager,
-            threads=threads,
-            policy=policy,
-            thinking=thinking,
-        )
+    chosen = replace(options, drafter="none") if plain else options
+    llm = chosen.load(console, thinking=thinking)
     find_costs(llm, console)
     conversation = Conversation(llm, params, system=system)
     run(
@@ -189,15 +124,7 @@ def chat(
 
 
 def demo(
-    target: Target = None,
-    drafter: Drafter = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = None,
-    eager: Eager = False,
-    threads: Threads = None,
-    policy: Policy = None,
+    options: ModelOptions,
     temperature: Annotated[float | None, option(_DEMO, "temperature")] = None,
     prompts: Annotated[int | None, option(_DEMO, "num_prompts")] = None,
     max_new_tokens: Annotated[int | None, option(_DEMO, "max_new_tokens")] = None,
@@ -225,19 +152,8 @@ def demo(
         )
     )
     console = Console(stderr=as_json)
-    with console.status("loading the model"):
-        llm = assembly.load_llm(
-            target=target,
-            drafter=drafter,
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            is_compiled=not eager,
-            threads=threads,
-            policy=policy,
-        )
-    if drafter != "none":
+    llm = options.load(console)
+    if options.drafter != "none":
         assembly.require_drafter(llm)
     find_costs(llm, console)
     if not as_json:
