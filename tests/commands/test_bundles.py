@@ -46,5 +46,5 @@ def test_a_field_left_out_is_no_option_and_keeps_its_default() -> None:
 def test_a_field_that_is_not_there_cannot_be_left_out() -> None:
     def command(paint: Annotated[Paint, Except("brush")]) -> None: ...
 
-    with pytest.raises(AssertionError, match="Paint has no {'brush'}"):
+    with pytest.raises(AssertionError, match=r"Paint has no \{'brush'\}"):
         flattened(command)
