@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from dspark.core import AttentionLayout
@@ -186,7 +187,10 @@ def test_compiled_layers_equal_eager_ones() -> None:
             {"layer_types": ["linear_attention", "full_attention"] * 2},
             r"linear_attention.*cannot be rolled back",
         ),
-        ("MambaConfig", {}, r"mamba attends in 0 of its 4 layers.*cannot be rolled back"),
+        ("MambaConfig", {}, r"mamba has layers of kind \['linear_attention'\].*cannot be rolled"),
+        # each layer attends and has a state besides
+        ("FalconH1Config", {}, r"falcon_h1 has layers of kind \['hybrid'\].*cannot be rolled"),
+        ("RwkvConfig", {}, "rwkv has no list of decoder layers"),
     ],
 )
 def test_a_target_with_state_that_cannot_roll_back_is_refused_by_name(
@@ -196,6 +200,20 @@ def test_a_target_with_state_that_cannot_roll_back_is_refused_by_name(
     config = getattr(transformers, family)(**{**SIZES, **changes})
     with pytest.raises(ModelError, match=words):
         Target.wrap(AutoModelForCausalLM.from_config(config))
+
+
+class _Recurrent(nn.Module):
+    """In place of attention; no configuration tells of it."""
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+        return hidden_states.cumsum(1), None
+
+
+def test_a_layer_that_does_not_attend_is_found_where_no_configuration_tells_of_it() -> None:
+    model = random_model(config_of("llama"))
+    model.model.layers[1].self_attn = _Recurrent()
+    with pytest.raises(ModelError, match=r"attends in \d of its \d layers.*cannot be rolled back"):
+        Target.wrap(model)
 
 
 def test_a_bidirectional_target_is_refused() -> None:

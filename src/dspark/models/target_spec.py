@@ -34,7 +34,8 @@ class TargetSpec:
 def refuse_unsupported(config: PreTrainedConfig) -> None:
     """Refuse by name what the paged cache cannot hold or roll back (UC-054)."""
     text = text_config_of(config)
-    kinds = set(text.get("layer_types") or ()) - _PLAIN_LAYERS
+    told = getattr(config.get_text_config(), "layer_types", None)  # not all store it
+    kinds = {*(told or ()), *(text.get("layer_types") or ())} - _PLAIN_LAYERS
     if kinds:
         raise ModelError(
             f"Target of type {config.model_type} has layers of kind {sorted(kinds)}, whose state "
