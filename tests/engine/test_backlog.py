@@ -69,6 +69,18 @@ def test_what_nobody_takes_is_not_looked_for_in_every_step() -> None:
     assert pages[waiting._has_late].tolist() == [5]
 
 
+def test_whoever_drafts_all_the_time_leaves_no_news() -> None:
+    """Its prompt was fed once; what others left behind for ever is none of its business."""
+    waiting = backlog_of([4, 5, 17])
+    assert taken(waiting, [0], [2]) == [(0, 4, 4.0), (1, 5, 5.0)]
+    for place in (6, 7, 8, 9):
+        waiting.forget(torch.tensor([place]))
+        assert waiting._news == []
+        assert taken(waiting, [0], [1 + place]) == []
+    waiting.forget(torch.tensor([17]))  # but here something waits
+    assert taken(waiting, [2], [4]) == []
+
+
 @pytest.mark.parametrize("most_held", [0, 2, 7])
 @pytest.mark.parametrize("most_news", [1, 3, 100])
 def test_taps_are_held_as_they_came_and_copied_when_they_are_many(

@@ -12,7 +12,7 @@ Letters: R requests, K positions.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -170,24 +170,11 @@ class Calibration:
 
 
 def scaled_survival(logits_RK: Logits, scale: Logits, bias: Logits) -> Survivals:
-    """Calibrated a_k, float32 [R, K]; `scale` and `bias` [K] or [R, K], see `Scaling.survival`."""
-    return survival_of_columns(logits_RK, *columns(scale, bias))
+    """Calibrated a_k, float32 [R, K]; `scale` and `bias` [K] or [R, K], see `Scaling.survival`.
 
-
-class Columns(NamedTuple):
-    """A scaling as a plan applies it, by position: [K, 1], or [K, R] of different requests."""
-
-    minus_scale: Logits
-    minus_bias: Logits
-
-
-def columns(scale: Logits, bias: Logits) -> Columns:
-    """`scale` and `bias`: [K] or [R, K]."""
-    return Columns(-np.atleast_2d(scale).T, -np.atleast_2d(bias).T)
-
-
-def survival_of_columns(logits_RK: Logits, minus_scale: Logits, minus_bias: Logits) -> Survivals:
-    """`scaled_survival`, as few calls as it can be: a plan's time is that of its calls."""
+    As few calls as it can be: a plan's time is that of its calls.
+    """
+    minus_scale, minus_bias = -np.atleast_2d(scale).T, -np.atleast_2d(bias).T
     # positions one after the other in memory: a survival is a product of whole rows then
     odds_KR = np.multiply(logits_RK.T, minus_scale, order="C")
     odds_KR += minus_bias

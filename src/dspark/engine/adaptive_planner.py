@@ -37,8 +37,6 @@ from dspark.algorithms.prefix_scheduler import (
     causal,
     choose_budget,
     free,
-    free_gain,
-    priced,
 )
 from dspark.algorithms.ranking import Floats, Survivals
 from dspark.algorithms.step_cost import StepCost
@@ -53,6 +51,7 @@ from dspark.engine.live_terms import LiveTerms
 from dspark.engine.planner import NUM_RECORDS, Curve, Outcome, Outlook, PlanRecord
 from dspark.engine.probes import LOOK, MOST_PROBED, PROBE, PlainLooks, Probes, candidates
 from dspark.engine.survival_history import SurvivalHistory
+from dspark.kernels.planning import best_prefixes, priced_prefixes
 
 _FEW, _FEW_BLOCKS = 16, 8
 """Requests up to which plain arithmetic beats calls for arrays: of one block, of recent ones."""
@@ -285,31 +284,27 @@ class AdaptivePlanner:
     def _search_many(
         self, decision: _Decision, survival_RK: Survivals, caps: Sequence[int]
     ) -> list[int]:
-        # out of a list of numbers it would take four times as long
-        caps_R = np.array(bytearray(caps), dtype=np.int64)
         floors_R, choice = decision.crew.floors_R, decision.choice
-        match decision.search:
-            case Search.FREE if floors_R is None:
-                lengths_R = free_gain(
-                    survival_RK,
-                    caps_R,
-                    seconds_B=decision.seconds.verify_B,
-                    worth=decision.worth.second,
-                )
-            case Search.PRICED if floors_R is None:
-                price, most = decision.terms
-                lengths_R = priced(survival_RK, caps_R, price=price, most=most)
-            case Search.DELAYED:
-                assert choice is not None
-                lengths_R = admit(survival_RK, choice, caps_R)
-            case search:
-                prices = self._prices(decision, len(caps))
-                limits = Limits(caps_R=caps_R, floors_R=floors_R)
-                if search is Search.FREE:
-                    lengths_R = free(survival_RK, prices, limits)[1]
-                else:
-                    least_R = None if choice is None else choice.least_R
-                    lengths_R = causal(survival_RK, prices, limits, least_R)[1]
+        if floors_R is None and decision.search is Search.FREE:
+            seconds_B = decision.seconds.verify_B
+            return best_prefixes(
+                survival_RK, caps, seconds_B=seconds_B, worth=decision.worth.second
+            )
+        if floors_R is None and decision.search is Search.PRICED:
+            price, most = decision.terms
+            return priced_prefixes(survival_RK, caps, price=price, most=most)
+        caps_R = np.array(caps, dtype=np.int64)
+        if decision.search is Search.DELAYED:
+            assert choice is not None
+            lengths_R = admit(survival_RK, choice, caps_R)
+        else:
+            prices = self._prices(decision, len(caps))
+            limits = Limits(caps_R=caps_R, floors_R=floors_R)
+            if decision.search is Search.FREE:
+                lengths_R = free(survival_RK, prices, limits)[1]
+            else:
+                least_R = None if choice is None else choice.least_R
+                lengths_R = causal(survival_RK, prices, limits, least_R)[1]
         lengths: list[int] = lengths_R.tolist()
         return lengths
 

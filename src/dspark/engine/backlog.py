@@ -82,8 +82,13 @@ class Backlog:
             self._copy_oldest()
 
     def forget(self, places_N: Tensor) -> None:
-        """What lies at these places waits no more: other tokens stand there now."""
-        if self._next_number:
+        """What lies at these places waits no more: other tokens stand there now.
+
+        Where nothing waits there is nothing to note: who drafts all the time pays for none of this.
+        """
+        if not self._next_number:
+            return
+        if self._news or self._has_late[places_N.numpy() // self._page_size].any():
             self._note(places_N, None)
 
     def take(self, table_RP: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> Iterator[Late]:

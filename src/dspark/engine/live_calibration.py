@@ -11,16 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dspark.algorithms.calibration import (
-    Calibration,
-    Columns,
-    Logits,
-    SamplingClass,
-    Scaling,
-    columns,
-    scaled_survival,
-    survival_of_columns,
-)
+from dspark.algorithms.calibration import Calibration, Logits, SamplingClass, Scaling
 from dspark.algorithms.online_calibration import (
     PositionDrift,
     Window,
@@ -29,6 +20,7 @@ from dspark.algorithms.online_calibration import (
     refit,
 )
 from dspark.algorithms.ranking import Ints, Survivals
+from dspark.kernels.planning import survivals
 
 _CLASSES = tuple(SamplingClass)
 _FIRST_ROUNDS, _FIRST_STEPS = 64, 16
@@ -68,7 +60,6 @@ class LiveCalibration:
         self._scale_CK = np.zeros((len(_CLASSES), self._block_size), dtype=np.float32)
         self._bias_CK = np.zeros_like(self._scale_CK)
         self._terms: dict[int, list[tuple[float, float]]] = {}
-        self._columns: dict[int, Columns] = {}
         self._windows = {
             name: Window.empty(self._block_size, share=share, size=_WINDOW) for name in _CLASSES
         }
@@ -86,9 +77,8 @@ class LiveCalibration:
 
     def survival(self, logits_RK: Logits, class_R: Ints) -> Survivals:
         """Calibrated a_k: [R, K]; `class_R` of length 1 holds for all."""
-        if len(class_R) == 1:
-            return survival_of_columns(logits_RK, *self._columns[int(class_R[0])])
-        return scaled_survival(logits_RK, self._scale_CK[class_R], self._bias_CK[class_R])
+        of_R = int(class_R[0]) if len(class_R) == 1 else class_R
+        return survivals(logits_RK, self._scale_CK[of_R], self._bias_CK[of_R])
 
     def survival_few(
         self, rows: Sequence[Sequence[float]], classes: Sequence[int]
@@ -142,7 +132,6 @@ class LiveCalibration:
         index = _CLASSES.index(name)
         self._scale_CK[index] = scaling.scales
         self._bias_CK[index] = scaling.biases
-        self._columns[index] = columns(self._scale_CK[index], self._bias_CK[index])
         self._terms[index] = list(zip(scaling.scales, scaling.biases, strict=True))
 
 
