@@ -203,6 +203,10 @@ class ToyEngines:
         planner = self.planners.get("auto")
         return planner.costs.table(num_users) if isinstance(planner, AdaptivePlanner) else None
 
+    def beside(self, *, num_users: int, temperature: float) -> "ToyBeside":
+        """Rounds of the formula's machine."""
+        return ToyBeside(self.seconds)
+
     def answers(self, tasks: Sequence[Task], *, temperature: float) -> Iterator[Answer]:
         """Whole blocks, one prompt after the other."""
         for index, task in enumerate(tasks):
@@ -223,6 +227,21 @@ class ToyEngines:
         if not is_plain:
             cycle._proposer = OracleDraft(next_tokens(self.target))
         return TimedEngine(cycle, self.clock, self.seconds)
+
+
+@dataclass(slots=True)
+class ToyBeside:
+    """What a profile beside a load finds of a machine that is a formula."""
+
+    seconds: Seconds
+    num_rounds: int = 0
+
+    def take(self) -> None:
+        self.num_rounds += 1
+
+    def table(self) -> StepCost | None:
+        num_rounds, self.num_rounds = self.num_rounds, 0
+        return profile(self.seconds) if num_rounds else None
 
 
 def toy_planner(policy: str, cost: StepCost) -> Planner:

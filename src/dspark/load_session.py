@@ -135,8 +135,8 @@ def _weighs_costs(config: LoadConfig) -> bool:
 def _predictions(
     llm: LLM, results: LoadResults, config: LoadConfig
 ) -> tuple[Prediction | None, Prediction | None]:
-    """From the profile, and from what was found of it while the loads ran; `None` where no policy
-    needed step costs: none were measured then."""
+    """From profiles taken beside the loads, and from that of before as `auto` corrected it; `None`
+    where no policy needed step costs: none were measured then."""
     if not _weighs_costs(config):
         return None, None
     machines = {
@@ -152,7 +152,9 @@ def _predictions(
         for temperature in config.temperatures
     }
     fewer = replace(config, repeats=min(config.repeats, _PREDICTED_REPEATS))
-    predict = SweepPrediction(machines=machines, config=fewer, work=results.work)
+    predict = SweepPrediction(
+        machines=machines, config=fewer, work=results.work, costs=results.profiles
+    )
     return predict, replace(predict, costs=results.costs) if results.costs else None
 
 

@@ -15,7 +15,7 @@ from dspark.algorithms.step_cost import (
     SampledCost,
     StepCost,
     VerifyRow,
-    mean_cost,
+    median_cost,
 )
 from dspark.errors import ModelError
 from tests.algorithms.toy_costs import (
@@ -85,17 +85,21 @@ def test_tokens_of_prompts_cost_what_the_first_row_grows_by():
     assert cost.rows_around(8) == (0, 1)
 
 
-def test_the_mean_of_tables_lies_as_many_times_above_the_one_as_below_the_other():
-    quick = linear_cost()
-    slow = replace(
-        quick,
-        draft=quick.draft.scaled([4.0] * len(quick.draft.sizes)),
-        verify=tuple(replace(row, curve=row.curve.scaled([9.0, 1.0])) for row in quick.verify),
-    )
-    mean = mean_cost([quick, slow])
-    assert draft_seconds_of(mean, 4) == pytest.approx(2.0 * draft_seconds_of(quick, 4))
-    assert seconds_of(mean, 4, 4) == pytest.approx(3.0 * seconds_of(quick, 4, 4))
-    assert seconds_of(mean, 4, 24) == pytest.approx(seconds_of(quick, 4, 24))
+def test_the_median_of_tables_is_that_of_each_entry():
+    tables = [
+        replace(
+            linear_cost(),
+            draft=linear_cost().draft.scaled([times] * len(linear_cost().draft.sizes)),
+            verify=tuple(
+                replace(row, curve=row.curve.scaled([1.0, times])) for row in linear_cost().verify
+            ),
+        )
+        for times in (1.0, 50.0, 2.0)  # a pause of the machine moves nothing
+    ]
+    median = median_cost(tables)
+    assert draft_seconds_of(median, 4) == pytest.approx(2.0 * draft_seconds_of(tables[0], 4))
+    assert seconds_of(median, 4, 4) == pytest.approx(seconds_of(tables[0], 4, 4))
+    assert seconds_of(median, 4, 24) == pytest.approx(2.0 * seconds_of(tables[0], 4, 24))
 
 
 def test_prices_hold_every_part_of_the_step():

@@ -95,7 +95,9 @@ def test_the_live_page_meets_one_replica(url: str) -> None:
         assert next(events)["type"] == "hello"
         headers = {"X-Dspark-Watched": "1"}
         body = {**CHAT, "max_tokens": 5}
-        found = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=TIMEOUT_S)
+        found = httpx.post(
+            f"{url}/v1/chat/completions", json=body, headers=headers, timeout=TIMEOUT_S
+        )
         name = f"{found.json()['id']}-0"
         assert any(r["id"] == name for event in events for r in event["rounds"])
         for users in (2, 1, 0):
@@ -128,7 +130,9 @@ def test_a_killed_replica_costs_no_request_that_had_no_token(
     def stream() -> None:
         parts, error = [], None
         body = {**CHAT, **options, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT_S) as response:
+        with httpx.stream(
+            "POST", f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT_S
+        ) as response:
             assert response.status_code == 200
             for line in response.iter_lines():
                 has_begun.set()

@@ -9,7 +9,8 @@ from dspark.algorithms.fingerprint import Fingerprint
 from dspark.engine import cycle
 from dspark.engine.draft_pass import DraftPass
 from dspark.engine.judge import judge
-from dspark.engine.profiler import ProfileConfig, _turns, profile
+from dspark.engine.profiler import ProfileConfig, profile
+from dspark.engine.step_bench import turns
 from dspark.models.target import Target
 from tests.toys import toy_drafter, toy_target
 
@@ -31,6 +32,7 @@ class WorkClock:
         times: float = 1.0,
     ) -> None:
         self.now, self._num_passes = 0.0, 0
+        self.times = times
         self.rows: list[list[int]] = []
         """Tokens of each request in each pass; a request without any only fills the layout."""
         forward, propose = Target.forward, DraftPass.propose
@@ -39,11 +41,11 @@ class WorkClock:
             self._num_passes += 1
             self.rows.append([n for n in rest["layout"].query_starts_R1.diff().tolist() if n])
             is_slow = slow_every and self._num_passes % slow_every == 0
-            self.now += times * (1e-3 + 1e-4 * len(ids_N)) * (50.0 if is_slow else 1.0)
+            self.now += self.times * (1e-3 + 1e-4 * len(ids_N)) * (50.0 if is_slow else 1.0)
             return forward(target, ids_N, **rest)
 
         def timed_propose(drafter, requests, **rest):
-            self.now += times * 2e-3
+            self.now += self.times * 2e-3
             self.now += per_sampled * sum(not live.params.is_greedy for live in requests)
             return propose(drafter, requests, **rest)
 
@@ -172,7 +174,7 @@ def test_every_size_is_one_that_can_occur(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_steps_behind_a_change_between_drafting_and_not_are_not_timed() -> None:
     """A plain step behind one that drafts finds its weights out of the caches."""
-    assert _turns([2, 0, 1]) == [
+    assert turns([2, 0, 1]) == [
         (2, False),
         (2, True),
         (1, True),
@@ -180,4 +182,4 @@ def test_steps_behind_a_change_between_drafting_and_not_are_not_timed() -> None:
         (0, True),
         (0, True),
     ]
-    assert _turns([3]) == [(3, False), (3, True)]
+    assert turns([3]) == [(3, False), (3, True)]

@@ -281,25 +281,23 @@ class StepCost:
             ) from error
 
 
-def mean_cost(costs: Sequence[StepCost]) -> StepCost:
-    """The geometric mean of tables of the same sizes, corrections of one profile for instance.
+def median_cost(costs: Sequence[StepCost]) -> StepCost:
+    """Medians of tables of the same sizes, entry by entry: corrections of one profile for instance.
     What sampled requests cost more, and contexts, are those of the first."""
     first = costs[0]
     return replace(
         first,
-        draft=_mean_curve([cost.draft for cost in costs]),
+        draft=_median_curve([cost.draft for cost in costs]),
         verify=tuple(
-            replace(row, curve=_mean_curve([cost.verify[i].curve for cost in costs]))
+            replace(row, curve=_median_curve([cost.verify[i].curve for cost in costs]))
             for i, row in enumerate(first.verify)
         ),
     )
 
 
-def _mean_curve(curves: Sequence[CostCurve]) -> CostCurve:
-    first = curves[0]
-    logs_CE = np.log(np.maximum([curve.seconds for curve in curves], 1e-12))
-    seconds_E = np.exp(logs_CE.mean(0))
-    return replace(first, seconds=tuple(seconds_E.tolist()))
+def _median_curve(curves: Sequence[CostCurve]) -> CostCurve:
+    seconds_E = np.median([curve.seconds for curve in curves], axis=0)
+    return replace(curves[0], seconds=tuple(seconds_E.tolist()))
 
 
 def _corrected(measured_N: Floats, extra_N: npt.NDArray[np.floating[Any]]) -> Floats:

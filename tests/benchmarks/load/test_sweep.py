@@ -11,7 +11,7 @@ from dspark.benchmarks.environment import Environment
 from dspark.benchmarks.load.config import LoadConfig, LoadKind, Unit
 from dspark.benchmarks.load.report import LoadReport, runs_of
 from dspark.benchmarks.load.results import LoadResults
-from dspark.benchmarks.load.sweep import Sweep
+from dspark.benchmarks.load.sweep import Sweep, _Turns
 from dspark.benchmarks.load.tally import Measured
 from dspark.errors import InputError
 from dspark.models.target import Target
@@ -232,7 +232,7 @@ def test_time_that_is_up_ends_the_run_between_two_units(target: Target, tmp_path
     shorter = replace(config, budget_minutes=0.1)
     again = sweep(target, tmp_path / "s.jsonl", config=shorter, wall=FakeClock())
     again.run()
-    assert again.results.work[CONFIG.loads[-1]] == pytest.approx(8 * 0.6 * 6 / 16)
+    assert again.results.work[CONFIG.loads[-1]] == pytest.approx(8 * 0.52 * 6 / 16)
 
 
 def test_every_load_gets_its_share_of_the_minutes_in_whole_rounds(
@@ -262,3 +262,32 @@ def test_results_of_other_settings_are_refused(target: Target, tmp_path: Path) -
     (tmp_path / "s.jsonl").write_text('{"settings": {}}\n{"else": 1}\n')
     with pytest.raises(InputError, match="no result of a load sweep"):
         LoadResults(tmp_path / "s.jsonl", settings={})
+
+
+def test_a_profile_beside_a_load_takes_its_share_of_the_time_and_no_more() -> None:
+    """A round of it takes 2 s, a measurement 4 s: it comes first, then with every third or fourth
+    measurement, since 15 s of a hundred are its share."""
+    wall, taken, ended = FakeClock(), list[int](), list[float]()
+
+    class Profile:
+        def take(self) -> None:
+            wall.now += 2.0
+            taken.append(len(ended))
+
+        def table(self) -> None:
+            return None
+
+    taking = _Turns(Profile(), wall)
+    while len(ended) < 20:
+        taking.take()
+        wall.now += 4.0
+        taking.measured()
+        ended.append(wall.now)
+    assert taken[0] == 0
+    assert taken == [0, 4, 7, 10, 14, 17]
+
+
+def test_every_round_of_a_closed_load_has_a_profile_and_an_open_one_none(whole: Sweep) -> None:
+    closed = {(0.0, load) for load in CONFIG.loads if load.kind is LoadKind.CLOSED}
+    assert set(whole.results.profiles) == closed
+    assert all(len(found) == CONFIG.repeats for found in whole.results.profiles.values())

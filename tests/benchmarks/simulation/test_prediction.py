@@ -85,9 +85,13 @@ def test_costs_of_the_time_of_a_load_take_the_place_of_a_profile_of_another_day(
 ) -> None:
     """A machine that was three times as slow when it was profiled."""
     predict = prediction(sweep, profile(lambda *step: 3.0 * staircase(*step)))
-    costs = LoadResults(sweep.results.path, settings={}).costs
-    assert costs == sweep.results.costs
-    assert set(costs) == {(0.0, load) for load in CONFIG.loads}
-    run = run_of(sweep, predict, live=replace(predict, costs=costs))
-    assert (run.largest_prediction_error or 0.0) > 0.5
-    assert (run.largest_live_prediction_error or 1.0) < 0.1
+    found = LoadResults(sweep.results.path, settings={})
+    for costs, written in (
+        (found.costs, sweep.results.costs),  # by the steps of `auto`
+        (found.profiles, sweep.results.profiles),  # by steps beside the load
+    ):
+        assert costs == written
+        assert set(costs) == {(0.0, load) for load in CONFIG.loads}
+        run = run_of(sweep, predict, live=replace(predict, costs=costs))
+        assert (run.largest_prediction_error or 0.0) > 0.5
+        assert (run.largest_live_prediction_error or 1.0) < 0.1

@@ -51,10 +51,13 @@ def claims(run: LoadRun) -> Iterator[str]:
     if domains is not None:
         yield domains
     if run.largest_prediction_error is not None:
-        yield f"the simulator is off by at most {run.largest_prediction_error:.1%}"
+        yield (
+            "the simulator, with a profile taken in turns with each closed load, is off by at most "
+            f"{run.largest_prediction_error:.1%}"
+        )
     if run.largest_live_prediction_error is not None:
         yield (
-            f"with costs as they were while the load ran it is off by at most "
+            "with the profile of before, as the steps of auto corrected it, it is off by at most "
             f"{run.largest_live_prediction_error:.1%}"
         )
 

@@ -5,19 +5,22 @@ It builds a cycle for so many users and a policy; it puts no load on it.
 
 import gc
 import hashlib
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 
+from dspark.algorithms.policies import Adaptive, parse_policy
 from dspark.algorithms.step_cost import StepCost
 from dspark.benchmarks.journal import Cell, PromptRecord
 from dspark.benchmarks.load.config import NONE, LoadConfig
 from dspark.benchmarks.load.deck import Task
 from dspark.benchmarks.load.planners import planner_of
 from dspark.benchmarks.load.results import Answer
-from dspark.core import Request, RoundResult, SamplingParams
+from dspark.core import Coupling, Request, RoundResult, SamplingParams
 from dspark.engine.adaptive_planner import AdaptivePlanner
 from dspark.engine.cycle import Cycle, CycleConfig
 from dspark.engine.planner import Planner
+from dspark.engine.side_profile import SideProfile
 from dspark.llm import LLM
 
 _ANSWERED_TOGETHER = 8
@@ -34,7 +37,8 @@ class LocalEngines:
         self._llm = llm
         self._config = config
         self._weights = weights
-        longest = max(len(task.prompt_ids) for task in tasks)
+        lengths = [len(task.prompt_ids) for task in tasks]
+        longest, self._usual_prompt = max(lengths), int(statistics.median(lengths))
         self._num_positions = longest + config.max_new_tokens + llm.block_size
         self._planners: dict[str, Planner] = {}
 
@@ -56,6 +60,24 @@ class LocalEngines:
             if isinstance(planner, AdaptivePlanner):
                 return planner.costs.table(num_users)
         return None
+
+    def beside(self, *, num_users: int, temperature: float) -> SideProfile | None:
+        """Steps of so many requests that read prompts as long as the tasks'."""
+        llm, config = self._llm, self._config
+        weighs_costs = any(isinstance(parse_policy(name), Adaptive) for name in config.policies)
+        if llm.drafter is None or not weighs_costs:
+            return None
+        gc.collect()
+        return SideProfile(
+            llm.target,
+            llm.drafter,
+            cost=llm.step_cost(),
+            num_requests=num_users,
+            num_prompt_tokens=self._usual_prompt,
+            max_step_tokens=config.max_step_tokens,
+            params=SamplingParams(temperature=temperature, coupling=self._coupling(temperature)),
+            clock=time.perf_counter,
+        )
 
     def answers(self, tasks: Sequence[Task], *, temperature: float) -> Iterator[Answer]:
         """Each task answered once, every block verified whole, as they end."""
@@ -98,9 +120,12 @@ class LocalEngines:
             max_tokens=self._config.max_new_tokens,
             ignore_eos=True,
             seed=None if is_greedy else self._config.seed + index,
-            coupling=None if is_greedy else self._config.coupling,
+            coupling=self._coupling(temperature),
         )
         return Request(id=str(index), prompt_ids=task.prompt_ids, params=params)
+
+    def _coupling(self, temperature: float) -> Coupling | None:
+        return None if temperature == 0.0 else self._config.coupling
 
     def _answer(
         self, index: int, task: Task, rounds: Sequence[RoundResult], temperature: float

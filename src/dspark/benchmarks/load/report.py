@@ -54,9 +54,10 @@ class LoadPoint:
     ttft_ms: Mapping[str, float] | None
     """p50 and p99 of an open load."""
     predicted_tokens_per_s: float | None = None
-    """What the simulator foretells from the profile and recorded rounds alone."""
+    """What the simulator foretells from a profile and recorded rounds alone; the profile is taken
+    in turns with a closed load."""
     live_predicted_tokens_per_s: float | None = None
-    """The same from the profile as the steps of `auto` corrected it while the load ran."""
+    """The same from the profile of before as the steps of `auto` corrected it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
 """The results file of a load sweep: asked answers, the work of each load, finished units, and what
-steps were found to take beside them.
+steps were found to take meanwhile.
 
 It runs nothing. A crash loses the unit that was being measured, nothing else.
 """
@@ -37,6 +37,8 @@ class LoadResults:
         """Tokens of a unit of a closed load, seconds of a unit of an open one."""
         self.costs: dict[tuple[float, Load], list[StepCost]] = {}
         """By temperature and closed load, of each round: the profile as `auto` corrected it."""
+        self.profiles: dict[tuple[float, Load], list[StepCost]] = {}
+        """The same, as steps beside the load corrected it."""
         for number, row in enumerate(self._file.rows, start=1):
             try:
                 self._take(row)
@@ -65,6 +67,13 @@ class LoadResults:
         )
         self.costs.setdefault((temperature, load), []).append(cost)
 
+    def add_profile(self, temperature: float, load: Load, cost: StepCost) -> None:
+        """What steps beside a load took in a round of it."""
+        self._file.add(
+            {"temperature": temperature, "load": asdict(load), "profile": cost.to_json()}
+        )
+        self.profiles.setdefault((temperature, load), []).append(cost)
+
     def _take(self, row: Mapping[str, Any]) -> None:
         if "unit" in row:
             unit = Unit(**{**row["unit"], "load": _load(row["unit"]["load"])})
@@ -77,6 +86,9 @@ class LoadResults:
         elif "step_cost" in row:
             key = float(row["temperature"]), _load(row["load"])
             self.costs.setdefault(key, []).append(StepCost.from_json(row["step_cost"]))
+        elif "profile" in row:
+            key = float(row["temperature"]), _load(row["load"])
+            self.profiles.setdefault(key, []).append(StepCost.from_json(row["profile"]))
         else:
             self.work[_load(row["load"])] = float(row["work"])
 

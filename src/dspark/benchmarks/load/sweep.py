@@ -18,13 +18,25 @@ from dspark.benchmarks.load.loop import Clock, ClosedLoad, Engine, poisson, run_
 from dspark.benchmarks.load.results import Answer, LoadResults
 from dspark.benchmarks.load.tally import Measured
 
-_MEASURING = 0.6
+_MEASURING = 0.52
 """Share of the whole time that goes into steady states; ramp-up and loading take the rest."""
+_PROFILING = 0.15
+"""Time that is spent on the profile beside a load, for each second of the load, at most."""
 _PILOT_STEPS = 8
 _LEAST_STEPS = 16
 """Tokens of each user in a unit, at least, however little time there is."""
 _OPEN_LENGTH = 8.0
 """An open unit takes this many times a closed one's seconds: its requests come and go."""
+
+
+class Beside(Protocol):
+    """A profile that is taken beside a load (`engine.side_profile.SideProfile`)."""
+
+    def take(self) -> None:
+        """A round of it."""
+
+    def table(self) -> StepCost | None:
+        """What the rounds since the last table say; `None` without any."""
 
 
 class Engines(Protocol):
@@ -42,6 +54,9 @@ class Engines(Protocol):
     def step_cost(self, *, num_users: int) -> StepCost | None:
         """What a policy that weighs costs has found steps of so many requests to take, of late;
         `None` where none does."""
+
+    def beside(self, *, num_users: int, temperature: float) -> Beside | None:
+        """A profile of steps of so many requests; `None` where no policy weighs costs."""
 
 
 Measure = Callable[[Unit], Measured]
@@ -82,18 +97,30 @@ class Sweep:
             deck = replace(decks[temperature], seed=self.config.seed + rounds[0][0].repeat)
             begun = self._open if load.kind is LoadKind.OPEN else self._closed
             with begun(load, deck, rounds) as measure:
+                beside = self._beside(temperature, load)
                 for place, units in enumerate(rounds):
                     if place and self.wall() > until:
                         break
                     for unit in units:
                         if self.wall() > up_at:
                             return False
+                        beside.take()
                         measured = measure(unit)
+                        beside.measured()
                         self.results.add_unit(unit, measured)
                         if on_unit is not None:
                             on_unit(unit, measured, len(self.results.units))
                     self._note_cost(temperature, load)
+                    table = beside.table()
+                    if table is not None:
+                        self.results.add_profile(temperature, load, table)
         return not any(self._missing(*sitting) for sitting in sittings)
+
+    def _beside(self, temperature: float, load: Load) -> "_Turns":
+        found = None
+        if load.kind is LoadKind.CLOSED:
+            found = self.engines.beside(num_users=int(load.level), temperature=temperature)
+        return _Turns(found, self.wall)
 
     def _note_cost(self, temperature: float, load: Load) -> None:
         if load.kind is LoadKind.CLOSED:
@@ -210,3 +237,28 @@ class Sweep:
         if budget is None:
             return self.config.unit_s
         return min(self.config.unit_s, 60.0 * budget * _MEASURING / self.config.num_lengths)
+
+
+class _Turns:
+    """A profile and the measurements of a load in turns, the profile as long as it may be."""
+
+    def __init__(self, profile: Beside | None, wall: Clock) -> None:
+        self._profile, self._wall = profile, wall
+        self._profiling_s = self._measuring_s = 0.0
+        self._begun = wall()
+
+    def take(self) -> None:
+        """A round of the profile, if it is its turn; then a measurement begins."""
+        before = self._wall()
+        if self._profile is not None and self._profiling_s <= _PROFILING * self._measuring_s:
+            self._profile.take()
+        self._begun = self._wall()
+        self._profiling_s += self._begun - before
+
+    def measured(self) -> None:
+        """A measurement has ended."""
+        self._measuring_s += self._wall() - self._begun
+
+    def table(self) -> StepCost | None:
+        """Of the rounds since the last one."""
+        return None if self._profile is None else self._profile.table()

@@ -1,15 +1,15 @@
 """What the simulator foretells of a load sweep: the same requests, the same work, no engine.
 
-It sees the profile and the rounds that were recorded before the sweep, never a rate of it. On a
+It sees a profile and the rounds that were recorded before the sweep, never a rate of it. On a
 machine whose speed changes, the profile is that of another day: `costs` are the profile as it was
-corrected while a load ran, by the steps of one of its policies.
+corrected while a load ran, by steps that were taken beside it or by those of one of its policies.
 """
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dspark.algorithms.step_cost import StepCost, mean_cost
+from dspark.algorithms.step_cost import StepCost, median_cost
 from dspark.benchmarks.load.config import OPEN_REQUESTS, Load, LoadConfig, LoadKind
 from dspark.benchmarks.load.deck import Deck
 from dspark.benchmarks.load.loop import ClosedLoad, poisson, run_open
@@ -33,7 +33,7 @@ class SweepPrediction:
     work: Mapping[Load, float]
     """Of each unit, as the sweep settled it."""
     costs: Mapping[tuple[float, Load], Sequence[StepCost]] = field(default_factory=dict)
-    """Corrected tables by temperature and load; their mean takes the profile's place."""
+    """Corrected tables by temperature and load; their median takes the profile's place."""
 
     def __call__(self, temperature: float, policy: str, load: Load) -> float | None:
         """Median tokens/s over the repeats; `None` for what is not known."""
@@ -42,7 +42,7 @@ class SweepPrediction:
             return None
         costs = self.costs.get((temperature, load))
         if costs:
-            machine = replace(machine, cost=mean_cost(costs))
+            machine = replace(machine, cost=median_cost(costs))
         deck = Deck(
             tasks=tasks_of(machine.recording),
             temperature=temperature,
