@@ -224,6 +224,7 @@ def test_time_that_is_up_ends_the_run_between_two_units(target: Target, tmp_path
 
     assert not found.run(on_unit=pass_time)
     assert len(found.results.units) == 3
+    assert [load.level for _, load in found.results.profiles] == [1.0]  # of a round that was cut
     assert found.run()  # the same command goes on
     assert set(found.results.units) == set(config.units())
     # units are shortened so that all of them would have fitted: 12, 4 of them twice as long

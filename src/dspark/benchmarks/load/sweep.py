@@ -103,6 +103,7 @@ class Sweep:
                         break
                     for unit in units:
                         if self.wall() > up_at:
+                            self._note_profile(temperature, load, beside)
                             return False
                         beside.take()
                         measured = measure(unit)
@@ -111,9 +112,7 @@ class Sweep:
                         if on_unit is not None:
                             on_unit(unit, measured, len(self.results.units))
                     self._note_cost(temperature, load)
-                    table = beside.table()
-                    if table is not None:
-                        self.results.add_profile(temperature, load, table)
+                    self._note_profile(temperature, load, beside)
         return not any(self._missing(*sitting) for sitting in sittings)
 
     def _beside(self, temperature: float, load: Load) -> "_Turns":
@@ -127,6 +126,11 @@ class Sweep:
             cost = self.engines.step_cost(num_users=int(load.level))
             if cost is not None:
                 self.results.add_cost(temperature, load, cost)
+
+    def _note_profile(self, temperature: float, load: Load, beside: "_Turns") -> None:
+        table = beside.table()
+        if table is not None:
+            self.results.add_profile(temperature, load, table)
 
     def _missing(self, temperature: float, load: Load) -> list[list[Unit]]:
         """What is left to measure of each round, without rounds that are whole."""
