@@ -23,7 +23,7 @@ from dspark.engine.draft_source import DraftSource
 from dspark.engine.step_bench import StepBench, turns
 from dspark.models.target import Target
 
-_POSITIONS = 4096
+_POSITIONS = 2048
 """Of all requests when they begin: longer prompts of many would take too long to read."""
 _SHORTEST_CONTEXT = 32
 _LEAST_S = 1e-9
