@@ -213,6 +213,9 @@ class DraftBlock:
     confidence_RK: Tensor | None
     num_offered: Sequence[int] | None = None
     is_certain: bool = False
+    is_copied: Sequence[bool] | None = None
+    """Rows whose tokens were copied from the request's own text beside a drafter (then
+    `confidence_RK` is what such copies were worth, and asks for no calibration); `None`: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +256,8 @@ class RoundResult:
     """Tokens of the prompt that the cache knew; told with the first token of the answer."""
     offered_ids: Sequence[int] = ()
     """The drafted tokens, verified or not."""
+    is_copied: bool = False
+    """Whether they were copied from the request's own text and not drawn by the drafter."""
 
     @property
     def num_verified(self) -> int:

@@ -21,13 +21,16 @@ class Continuation:
 class NgramIndex:
     """All runs of `min_length` to `max_length` tokens of a text, each with its latest place."""
 
-    def __init__(self, *, min_length: int, max_length: int) -> None:
+    def __init__(self, *, min_length: int, max_length: int, longest: int = 0) -> None:
+        """A match is looked for by `max_length` tokens and fewer; how long it is, is counted up to
+        `longest`."""
         if not 1 <= min_length <= max_length:
             raise InputError(
                 f"A match of {min_length} to {max_length} tokens was asked for, but the lengths "
                 "must be at least 1 and rise."
             )
         self._ids: list[int] = []
+        self._longest = longest
         # for each length: a run of tokens to the place right after it
         self._after: dict[int, dict[tuple[int, ...], int]] = {
             length: {} for length in range(max_length, min_length - 1, -1)
@@ -57,5 +60,12 @@ class NgramIndex:
                 period = len(self._ids) - place
                 tail = self._ids[place:]
                 copied = [tail[i % period] for i in range(num_tokens)]
-                return Continuation(token_ids=copied, match_length=length)
+                return Continuation(token_ids=copied, match_length=self._counted(place, length))
         return None
+
+    def _counted(self, place: int, length: int) -> int:
+        """How many tokens before `place` are the last ones of the text; `length` of them are."""
+        ids = self._ids
+        while length < min(self._longest, place) and ids[place - length - 1] == ids[-length - 1]:
+            length += 1
+        return length

@@ -116,11 +116,18 @@ class _Step:
     lengths: Sequence[int]
     planned: Sequence[int] = ()
     """Lengths without what was explored."""
+    copied: Sequence[int] = ()
+    """Those who draft and whose block is a copy."""
     logits_RK: Logits | None = None
     survivals: Rows | Survivals | None = None
     """Of the block, as far as they are believed; until the step is taken in."""
     expected_R: Sequence[float] = ()
     """Drafted tokens expected to be accepted; from then on."""
+
+    @property
+    def num_drawn(self) -> int:
+        """Requests that the drafter worked for."""
+        return len(self.drafting) - len(self.copied)
 
     def settle(self) -> None:
         """What is expected, of what was verified: nobody asks while the block waits for its
@@ -205,7 +212,9 @@ class AdaptivePlanner:
         self._step = _Step(outlook, decision, caps=caps, drafting=drafting, lengths=none)
         return caps
 
-    def plan(self, logits_RK: Logits | None, caps: Sequence[int]) -> VerifyPlan:
+    def plan(
+        self, logits_RK: Logits | None, caps: Sequence[int], copied: Sequence[int] = ()
+    ) -> VerifyPlan:
         """Lengths by the block's own survivals, within what was chosen before it."""
         step = self._step
         assert step is not None
@@ -215,7 +224,7 @@ class AdaptivePlanner:
                 self._is_informed = False
                 base = uninformed(self._block_size)
                 self.calibration = LiveCalibration(base, share=self.policy.share)
-        step.logits_RK, step.caps = logits_RK, caps
+        step.logits_RK, step.caps, step.copied = logits_RK, caps, copied
         if step.decision.verify_B:
             self._plan_few(step, logits_RK)
         else:
@@ -236,13 +245,21 @@ class AdaptivePlanner:
     def _plan_few(self, step: _Step, logits_RK: Logits) -> None:
         decision, caps = step.decision, step.caps
         crew, drafting = decision.crew, step.drafting
-        rows = self.calibration.survival_few(logits_RK.tolist(), crew.classes)
+        logits = logits_RK.tolist()
+        rows = self.calibration.survival_few(logits, crew.classes)
+        copied = step.copied
+        if copied:
+            honest = self.calibration.believed([logits[r] for r in copied])
+            for r, row in zip(copied, honest, strict=True):
+                rows[r] = row
         if len(drafting) == len(rows):
             self._history.add(crew.slots, rows)
         else:
             self._history.add([crew.slots[r] for r in drafting], [rows[r] for r in drafting])
         if decision.trusts:
             trust_R = [decision.trusts[index] for index in crew.classes]
+            for r in copied:
+                trust_R[r] = 1.0
             pairs = zip(rows, trust_R, strict=True)
             rows = [[trust * value for value in row] for row, trust in pairs]
         step.survivals = rows
@@ -271,12 +288,17 @@ class AdaptivePlanner:
         decision, drafting = step.decision, step.drafting
         crew = decision.crew
         survival_RK = self.calibration.survival(logits_RK, crew.class_R)
+        copied = list(step.copied)
+        if copied:
+            survival_RK[copied] = self.calibration.believed(logits_RK[copied].tolist())
         if len(drafting) == len(survival_RK):
             self._history.add(crew.slots, survival_RK)
         else:
             self._history.add([crew.slots[r] for r in drafting], survival_RK[drafting])
         if decision.trust_R1 is not None:
-            survival_RK = survival_RK * decision.trust_R1
+            trust_R1 = np.broadcast_to(decision.trust_R1, (len(survival_RK), 1)).copy()
+            trust_R1[copied] = 1.0
+            survival_RK = survival_RK * trust_R1
         step.survivals = survival_RK
         step.planned = self._search_many(decision, survival_RK, step.caps)
         step.lengths = self._explored(step)
@@ -637,12 +659,12 @@ class AdaptivePlanner:
             if step.logits_RK is not None:
                 self._learn(step, outcome)
             # a step behind one of the other kind finds its weights out of the caches
-            is_warm = bool(step.drafting) == self._drafted_last
-            self._drafted_last = bool(step.drafting)
+            is_warm = (step.num_drawn > 0) == self._drafted_last
+            self._drafted_last = step.num_drawn > 0
             if is_warm and outcome.seconds is not None and outcome.num_prompt_tokens == 0:
                 self.costs.observe(
                     num_requests=len(step.outlook.slots),
-                    num_drafting=len(step.drafting),
+                    num_drafting=step.num_drawn,
                     num_tokens=len(step.outlook.slots) + sum(step.lengths),
                     context=step.outlook.context,
                     draft_seconds=outcome.draft_seconds or 0.0,
@@ -656,6 +678,8 @@ class AdaptivePlanner:
         crew.drafted(rows, step.outlook.rounds)
         if step.decision.probed:
             self._charge(step, outcome)
+        if step.copied:  # who copies learns by itself how right it is
+            rows = [r for r in rows if r not in step.copied]
         for index in set(crew.classes):
             own = rows
             if len(crew.class_R) > 1:
@@ -702,7 +726,7 @@ class AdaptivePlanner:
         """`None` where a decision was patched over prompts: nobody looked up what they cost."""
         if step.decision.is_guess:
             return None
-        return step.decision.seconds.of_step(len(step.drafting), sum(step.lengths))
+        return step.decision.seconds.of_step(step.num_drawn, sum(step.lengths))
 
     def _record(self, step: _Step, outcome: Outcome) -> PlanRecord:
         decision = step.decision

@@ -65,6 +65,9 @@ class CycleConfig:
     reserves_all: bool = False
     """Take pages for a request's whole length when it starts: it is never sent back to wait, but
     fewer run at a time. Otherwise pages are taken as it grows (`engine.admission`)."""
+    copies: bool = False
+    """Beside a drafter, propose what followed the same words earlier in a request's own text,
+    where that promises more (`engine.copying`)."""
     width: int | None = None
     """Drafted tokens verified per request and round, `None` is the drafter's block_size; a cycle
     with a planner of its own does not read it."""
@@ -139,7 +142,11 @@ class Cycle:
         self._proposer: Proposer | None = None
         if drafter is not None:
             self._proposer = proposer_of(
-                drafter, target=target, num_pages=num_pages, page_size=config.page_size
+                drafter,
+                target=target,
+                num_pages=num_pages,
+                page_size=config.page_size,
+                copies=config.copies,
             )
         self._num_ahead = 0 if self._proposer is None else self._proposer.num_ahead
         self.planner = FixedPlanner.of_width(config.width) if planner is None else planner
@@ -323,7 +330,8 @@ class Cycle:
             caps = [min(pair) for pair in zip(caps, block.num_offered, strict=False)]
         if block.confidence_RK is not None:
             logits_RK = block.confidence_RK[:num_decoding].numpy(force=True)
-        plan = self.planner.plan(logits_RK, caps)
+        copied = [r for r, is_copied in enumerate(block.is_copied or ()) if is_copied]
+        plan = self.planner.plan(logits_RK, caps, copied)
         new = [0] * (len(batch.sampling) - num_decoding)
         return VerifyPlan(lengths=[*plan.lengths, *new])
 
@@ -490,6 +498,7 @@ class Cycle:
                 drafts[r],
                 judgement,
                 offered_ids=drafted[r][: offered[r]],
+                is_copied=bool(block is not None and block.is_copied and block.is_copied[r]),
                 confidence=confidence[r][: offered[r]] if confidence and offered[r] else None,
             )
             for r, live in enumerate(batch.sampling)
@@ -535,6 +544,7 @@ class Cycle:
         judgement: Judgement,
         *,
         offered_ids: Sequence[int],
+        is_copied: bool,
         confidence: Sequence[float] | None,
     ) -> RoundResult:
         is_prefill = not live.is_decoding
@@ -562,6 +572,7 @@ class Cycle:
             confidence_logits=confidence,
             num_cached=live.num_cached if is_prefill else 0,
             offered_ids=offered_ids,
+            is_copied=is_copied,
         )
         if reason is not None:
             self._close(live)

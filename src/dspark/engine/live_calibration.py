@@ -5,7 +5,9 @@ that started from the scaling in force would count the same rounds twice.
 Letters: R requests, K positions, C sampling classes.
 """
 
+import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -93,6 +95,15 @@ class LiveCalibration:
             # not a number: nothing survives from here on
             survival *= 1.0 / (1.0 + math.exp(-max(odds, -80.0))) if odds == odds else 0.0
             found.append(survival)
+        return found
+
+    @staticmethod
+    def believed(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+        """Survivals of logits that are honest as they are, those of copies: [R][K]."""
+        found = []
+        for row in rows:
+            chances = (1.0 / (1.0 + math.exp(-max(logit, -80.0))) for logit in row)
+            found.append(list(itertools.accumulate(chances, operator.mul)))
         return found
 
     def observe(self, rounds: "Rounds", index: int) -> bool:

@@ -129,9 +129,12 @@ class Planner(Protocol):
     def caps(self, outlook: Outlook) -> list[int]:
         """Drafted tokens that may be verified of each request; 0: nothing is drafted for it."""
 
-    def plan(self, logits_RK: Logits | None, caps: Sequence[int]) -> VerifyPlan:
+    def plan(
+        self, logits_RK: Logits | None, caps: Sequence[int], copied: Sequence[int] = ()
+    ) -> VerifyPlan:
         """Lengths by request, from the block's confidence logits (`None`: it has none).
 
+        `copied`: requests whose block is a copy, which cost no drafter and whose logits are honest.
         `caps` may be lower than what `caps` gave: not every request was offered as much.
         """
 
@@ -163,7 +166,12 @@ class FixedPlanner:
         self._lengths, self._num_drafting = [0] * len(caps), sum(cap > 0 for cap in caps)
         return caps
 
-    def plan(self, logits_RK: Logits | None, caps: Sequence[int]) -> VerifyPlan:
+    def plan(
+        self,
+        logits_RK: Logits | None,
+        caps: Sequence[int],
+        copied: Sequence[int] = (),  # noqa: ARG002 (it looks at no drafter)
+    ) -> VerifyPlan:
         """What the policy says of these confidences."""
         if not isinstance(self.policy, ConfidenceThreshold) or logits_RK is None:
             self._lengths = caps

@@ -51,7 +51,9 @@ class _Forced:
         self.context = outlook.context
         return [min(self.width, width) for width in outlook.max_widths]
 
-    def plan(self, _logits_RK: Logits | None, caps: Sequence[int]) -> VerifyPlan:
+    def plan(
+        self, _logits_RK: Logits | None, caps: Sequence[int], _copied: Sequence[int] = ()
+    ) -> VerifyPlan:
         return VerifyPlan(lengths=tuple(caps))
 
     def observe(self, outcome: Outcome) -> None:

@@ -1,0 +1,177 @@
+"""Beside a drafter: copies of what followed the same words earlier in a request's own text.
+
+Answers repeat themselves and their prompts: code that is edited, figures that are quoted, a greedy
+answer that goes in circles. A copy costs no drafter and is right more often there. Each round of a
+request is drafted or copied, by what both promise from what came before: the text and earlier
+blocks, never the block itself, so both couplings stay exact (method section 4). A copied token has
+probability 1: q is one-hot.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from dspark.algorithms.copy_odds import CopyOdds, num_right
+from dspark.algorithms.draft_vocabulary import DraftVocabulary
+from dspark.algorithms.ngram_index import NgramIndex
+from dspark.core import DraftBlock
+from dspark.engine.block_rows import merged
+from dspark.engine.kv_cache import KVCache
+from dspark.engine.live_request import LiveRequest
+from dspark.engine.proposer import Proposer, StepStates
+from dspark.kernels.rounds import DrawKind, RoundTable
+
+_LEAST_MATCH, _MOST_LOOKED, _LONGEST_MATCH = 3, 5, 16
+"""Tokens that must have stood there before; by how many they are looked for; how far counted."""
+_PROMISE = 1.0
+"""Tokens that a drafter's blocks promise, before it has drawn any."""
+_LATEST = 0.1
+"""Weight of the latest block in what blocks of a request promise."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What may come next, and when it was said."""
+
+    ids: Sequence[int]
+    match_length: int
+    at: int
+    """Tokens of the text before it."""
+
+
+@dataclass(slots=True)
+class _Text:
+    """What is kept of a request."""
+
+    index: NgramIndex = field(
+        default_factory=lambda: NgramIndex(
+            min_length=_LEAST_MATCH, max_length=_MOST_LOOKED, longest=_LONGEST_MATCH
+        )
+    )
+    unseen: list[_Copy] = field(default_factory=list)
+    """Copies of which the text does not tell yet."""
+    chosen: _Copy | None = None
+    promise: float = _PROMISE
+    """Tokens that its drafted blocks promised, on average of the latest."""
+
+
+class CopyingPass:
+    """A `Proposer` that asks another one for the requests that do not copy."""
+
+    def __init__(self, drafting: Proposer, *, vocab_size: int, device: torch.device) -> None:
+        """`vocab_size` of the target."""
+        self._drafting = drafting
+        self._vocab_size = vocab_size
+        self._device = device
+        self.block_size = drafting.block_size
+        self.tap_layers = drafting.tap_layers
+        self.num_ahead = drafting.num_ahead
+        self._texts: WeakKeyDictionary[LiveRequest, _Text] = WeakKeyDictionary()
+        # greedy texts repeat themselves more surely than sampled ones
+        self._odds = {is_greedy: CopyOdds(self.block_size) for is_greedy in (True, False)}
+
+    @property
+    def vocabulary(self) -> DraftVocabulary | None:
+        """The drafter's."""
+        return self._drafting.vocabulary
+
+    def feed(self, states: StepStates) -> None:
+        """The drafter takes all tokens in: the next round of any request may be drafted."""
+        self._drafting.feed(states)
+
+    def catch_up(self, requests: Sequence[LiveRequest], *, cache: KVCache) -> None:
+        """Finds out who copies; the drafter makes up for the others."""
+        drawn = []
+        for live in requests:
+            text = self._read(live)
+            if text.chosen is None:
+                drawn.append(live)
+        if drawn:
+            self._drafting.catch_up(drawn, cache=cache)
+
+    def propose(
+        self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: RoundTable
+    ) -> DraftBlock:
+        """Blocks of K tokens, copied or drafted; `catch_up` came before."""
+        texts = [self._texts[live] for live in requests]
+        drawn = [r for r, text in enumerate(texts) if text.chosen is None]
+        if not drawn:
+            return self._copied(requests, texts)
+        block = self._drafting.propose(
+            [requests[r] for r in drawn],
+            cache=cache,
+            rounds=rounds.pick(drawn) if len(drawn) < len(requests) else rounds,
+        )
+        self._keep_promises([texts[r] for r in drawn], block)
+        if len(drawn) == len(requests):
+            return block
+        copied = [r for r, text in enumerate(texts) if text.chosen is not None]
+        copies = self._copied([requests[r] for r in copied], [texts[r] for r in copied])
+        return merged((drawn, block), (copied, copies), num_rows=len(requests))
+
+    def _read(self, live: LiveRequest) -> _Text:
+        """Takes in what the text has got since, and chooses."""
+        text = self._texts.get(live)
+        if text is None:
+            text = self._texts[live] = _Text()
+        odds, size = self._odds[live.params.is_greedy], self.block_size
+        tokens = live.tokens
+        while text.unseen and len(tokens) >= text.unseen[0].at + size:
+            copy = text.unseen.pop(0)
+            odds.saw(copy.match_length, num_right(copy.ids, tokens[copy.at : copy.at + size]))
+        text.index.extend(tokens[len(text.index) :])
+        text.chosen = None
+        found = text.index.continuation(size)
+        if found is not None:
+            copy = _Copy(found.token_ids, found.match_length, len(tokens))
+            text.unseen.append(copy)
+            if odds.expected(copy.match_length) > text.promise and self._can_say(live, copy):
+                text.chosen = copy
+        return text
+
+    def _can_say(self, live: LiveRequest, copy: _Copy) -> bool:
+        """Whether q has a place for each token; only maximal coupling asks for q."""
+        if live.kind != DrawKind.MAXIMAL or self.vocabulary is None:
+            return True
+        column_V, size = self.vocabulary.column_V, self.vocabulary.size
+        return bool((column_V[torch.tensor(copy.ids, device=column_V.device)] < size).all())
+
+    def _copied(self, requests: Sequence[LiveRequest], texts: Sequence[_Text]) -> DraftBlock:
+        copies = [text.chosen for text in texts if text.chosen is not None]
+        pairs = zip(requests, copies, strict=True)
+        logits = [self._odds[r.params.is_greedy].logits(copy.match_length) for r, copy in pairs]
+        tokens_RK = torch.tensor([copy.ids for copy in copies], device=self._device)
+        return DraftBlock(
+            tokens_RK=tokens_RK,
+            probs_RKS=self._one_hot(requests, tokens_RK),
+            confidence_RK=torch.tensor(logits, device=self._device),
+            is_copied=[True] * len(copies),
+        )
+
+    def _one_hot(self, requests: Sequence[LiveRequest], tokens_RK: Tensor) -> Tensor | None:
+        """q over the draft vocabulary, where anybody asks for it."""
+        if all(live.kind != DrawKind.MAXIMAL for live in requests):
+            return None
+        vocabulary = self.vocabulary
+        columns_RK, size = tokens_RK, self._vocab_size
+        if vocabulary is not None:
+            # a request of the other coupling may hold a token that has no column, and reads none
+            size = vocabulary.size
+            columns_RK = vocabulary.column_V[tokens_RK].clamp(max=size - 1)
+        probs_RKS = torch.zeros((*tokens_RK.shape, size), device=self._device)
+        return probs_RKS.scatter_(2, columns_RK[:, :, None], 1.0)
+
+    def _keep_promises(self, texts: Sequence[_Text], block: DraftBlock) -> None:
+        if block.confidence_RK is None:
+            return
+        for text, logits in zip(texts, block.confidence_RK.tolist(), strict=True):
+            promised, survival = 0.0, 1.0
+            for logit in logits:
+                # not a number: nothing survives from here on
+                survival *= 1.0 / (1.0 + math.exp(-max(logit, -80.0))) if logit == logit else 0.0
+                promised += survival
+            text.promise += _LATEST * (promised - text.promise)
