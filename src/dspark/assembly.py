@@ -64,11 +64,12 @@ def load_llm(
     page_size: int | None = None,
     thinking: bool | None = None,
     policy: str | None = None,
+    copies: bool = True,
 ) -> LLM:
     """What the options of a command mean; `None` takes the default of `LLM.load`.
 
-    `drafter` "none" is plain decoding; with `max_requests` the cache holds so many requests of
-    the target's usual length.
+    `drafter` "none" is plain decoding; `copies`: see `CycleConfig`; with `max_requests` the cache
+    holds so many requests of the target's usual length.
     """
     set_threads(threads)
     options: dict[str, Any] = {
@@ -82,11 +83,12 @@ def load_llm(
     options = {name: value for name, value in options.items() if value is not None}
     if drafter is not None:
         options["drafter"] = None if drafter == "none" else drafter
+    config = CycleConfig(copies=copies)
     if max_requests is not None:
-        config = CycleConfig(max_requests=max_requests, num_positions=max_requests * 1024)
-        if page_size is not None:
-            config = replace(config, page_size=page_size)
-        options["config"] = config
+        config = replace(config, max_requests=max_requests, num_positions=max_requests * 1024)
+    if page_size is not None:
+        config = replace(config, page_size=page_size)
+    options["config"] = config
     return LLM.load(DEFAULT_TARGET if target is None else target, compile=is_compiled, **options)
 
 

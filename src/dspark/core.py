@@ -40,6 +40,7 @@ class Origin(StrEnum):
 
     PLAIN = "plain"  # no token was drafted for this position
     ACCEPTED = "accepted"  # drafted and accepted
+    COPIED = "copied"  # copied from the request's own text, beside a drafter, and accepted
     CORRECTED = "corrected"  # drafted, rejected, replaced from the residual
     BONUS = "bonus"  # the target's own token after a fully accepted window
 

@@ -98,7 +98,8 @@ class LLM:
         repeats. `dtype`: see `core.resolve_dtype`. `quantization` of the target: int8 or
         `None`; the drafter is int8 beside bf16 in any case. `kv_cache_dtype` of the target's keys
         and values: auto, bf16 or int8 (see `models.attention.resolve_kv_dtype`).
-        `thinking`: mode of chats, `None` leaves it to the template.
+        `thinking`: mode of chats, `None` leaves it to the template. `config`: sizes of the engine;
+        `None` is one request after another and up to 16 together, with copies beside the drafter.
         `policy`: auto, none, fixed, fixed:K, mtp1, threshold:X or table:R=K,R=K; auto needs step
         costs, which are measured when it first drafts on this machine (seconds), and kept.
         Raises `ModelError` for what is missing or does not fit, `CapacityError` for what the
@@ -106,7 +107,7 @@ class LLM:
         """
         torch_device = resolve_device(device)
         folder = resolve_source(target)
-        config = CycleConfig() if config is None else config
+        config = CycleConfig(copies=True) if config is None else config
         shipped = shipped_drafter(target) if drafter == "auto" else drafter
         # what is known to be wrong is said before a target is loaded
         parse_policy(policy)

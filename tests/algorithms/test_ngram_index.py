@@ -61,3 +61,21 @@ def test_new_words_and_short_texts_have_no_continuation() -> None:
 def test_lengths_that_mean_nothing_are_refused(shortest: int, longest: int) -> None:
     with pytest.raises(InputError, match="must be at least 1 and rise"):
         NgramIndex(min_length=shortest, max_length=longest)
+
+
+def test_a_match_is_counted_beyond_the_length_by_which_it_is_looked_for() -> None:
+    ids = [9, 1, 2, 3, 4, 5, 6, 8, 1, 2, 3, 4, 5]
+    for longest, counted in ((0, 2), (4, 4), (16, 5)):
+        index = NgramIndex(min_length=2, max_length=2, longest=longest)
+        index.extend(ids)
+        found = index.continuation(2)
+        assert found is not None
+        assert (list(found.token_ids), found.match_length) == ([6, 8], counted)
+
+
+def test_a_match_that_reaches_the_beginning_ends_there() -> None:
+    index = NgramIndex(min_length=2, max_length=2, longest=16)
+    index.extend([1, 2, 3, 1, 2, 3])
+    found = index.continuation(1)
+    assert found is not None
+    assert found.match_length == 3

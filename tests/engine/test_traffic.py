@@ -46,7 +46,8 @@ def cycle_of(name: str, **changes: Any) -> Cycle:
         "packed": lambda: packed(toy_drafter(TARGET)),
         "eagle3": lambda: toy_chain(TARGET, DrafterKind.EAGLE3),
         "lookup": lambda: PromptLookup(block_size=4),
-    }[name]()
+    }[name.removesuffix("+copies")]()
+    changes.setdefault("copies", name.endswith("+copies"))
     values = {"num_positions": 108, "max_requests": 5, "max_step_tokens": 24, **changes}
     return make_cycle(TARGET, drafter, **values)
 
@@ -81,7 +82,9 @@ class Traffic:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", ["packed", "modules", "eagle3", "lookup"])
+@pytest.mark.parametrize(
+    "name", ["packed", "modules", "eagle3", "lookup", "packed+copies", "eagle3+copies"]
+)
 def test_every_answer_in_traffic_is_the_one_that_its_request_gets_alone(
     name: str, seed: int
 ) -> None:

@@ -16,7 +16,7 @@ from dspark.benchmarks.audit import Divergence
 from dspark.benchmarks.environment import Environment, dtype_name
 from dspark.benchmarks.workload import Prompt, demo_prompts
 from dspark.completion import Completion, Piece
-from dspark.core import SamplingParams
+from dspark.core import Origin, SamplingParams
 from dspark.errors import InputError
 from dspark.llm import LLM
 
@@ -78,6 +78,8 @@ class PromptReport:
     tau: float
     acceptance: float
     """Accepted over verified drafted tokens."""
+    copied: float
+    """Share of the answer that was copied from its own text and accepted."""
     new_tokens: int
     identical: bool
     divergence: Divergence | None
@@ -94,6 +96,7 @@ class DomainRow:
     speedup: float
     tau: float
     acceptance: float
+    copied: float
     num_identical: int
 
 
@@ -234,10 +237,15 @@ def _prompt_report(
         speedup=dspark_rate / plain_rate,
         tau=stats.tau or 0.0,
         acceptance=stats.acceptance_planned or 0.0,
+        copied=_num_copied(dspark[0]) / max(len(dspark[0].completion.token_ids), 1),
         new_tokens=len(dspark[0].completion.token_ids),
         identical=not found,
         divergence=min(found, key=lambda d: d.explained, default=None),
     )
+
+
+def _num_copied(answer: _Timed) -> int:
+    return answer.completion.origins.count(Origin.COPIED)
 
 
 def _rate(answers: Sequence[_Timed]) -> float:
@@ -285,5 +293,6 @@ def _domain_row(
         speedup=plain_s / dspark_s,
         tau=stats.tau or 0.0,
         acceptance=stats.acceptance_planned or 0.0,
+        copied=sum(_num_copied(dspark[0]) for _, dspark in timed) / max(num_tokens, 1),
         num_identical=sum(report.identical for report in reports),
     )

@@ -60,6 +60,7 @@ def print_demo(console: Console, report: DemoReport) -> None:
         "speed-up",
         "tau",
         "acceptance",
+        "copied",
         "identical",
     ):
         table.add_column(name, justify="right")
@@ -72,6 +73,7 @@ def print_demo(console: Console, report: DemoReport) -> None:
             f"x{row.speedup:.2f}",
             f"{row.tau:.2f}",
             f"{row.acceptance:.0%}",
+            f"{row.copied:.0%}",
             f"{row.num_identical}/{row.num_prompts}",
         )
     console.print(report.environment.sentence(), style="dim", highlight=False)

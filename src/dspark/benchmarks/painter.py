@@ -18,6 +18,7 @@ from dspark.text.tokenizer import Tokenizer
 
 _STYLES = {
     Origin.ACCEPTED: "green",
+    Origin.COPIED: "yellow",
     Origin.CORRECTED: "red",
     Origin.BONUS: "cyan",
     Origin.PLAIN: "",
@@ -44,7 +45,8 @@ class Painter:
 def legend() -> Text:
     """What the colours mean."""
     return Text.assemble(
-        ("drafted and accepted", "green"), "  ", ("corrected", "red"), "  ",
+        ("drafted and accepted", "green"), "  ", ("copied from its own text", "yellow"), "  ",
+        ("corrected", "red"), "  ",
         ("the target's own after a full block", "cyan"), "  plain",
     )  # fmt: skip
 

@@ -55,6 +55,7 @@ def _dspark(settings: Mapping[str, Any]) -> Generate:
         config=CycleConfig(
             max_requests=settings["max_requests"],
             num_positions=settings["max_requests"] * settings["max_positions"],
+            copies=True,  # as it is served
             prefix_cache=False,  # every repetition reads its prompts, as the peers do
         ),
     )

@@ -34,7 +34,7 @@ def evaluate(
         list[str],
         typer.Argument(help="Prompts that were not trained on: files or data sets, as in prepare."),
     ],
-    options: Annotated[ModelOptions, Except("drafter", "policy")],
+    options: Annotated[ModelOptions, Except("drafter", "policy", "copies")],
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -123,7 +123,7 @@ def evaluate(
         is_raw=raw,
     )
     console = Console(stderr=True)
-    llm = replace(options, drafter="none", policy="fixed").load(
+    llm = replace(options, drafter="none", policy="fixed", copies=False).load(
         console, max_requests=config.batch_size, thinking=recorded.thinking
     )
     contenders = assembly.contenders(llm, drafter or None, has_heads_off=heads_off)

@@ -44,6 +44,13 @@ class ModelOptions:
     eager: Eager = False
     threads: Threads = None
     policy: Policy = None
+    copies: Annotated[
+        bool,
+        typer.Option(
+            help="Beside a drafter, propose what followed the same words earlier in the text.",
+            rich_help_panel="Model",
+        ),
+    ] = True
 
     def load(
         self,
@@ -72,6 +79,7 @@ class ModelOptions:
                 page_size=page_size,
                 thinking=thinking,
                 policy=self.policy,
+                copies=self.copies,
             )
 
     def load_target(self, *, is_packed: bool = True) -> "LoadedTarget":

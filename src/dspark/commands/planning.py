@@ -120,7 +120,7 @@ def calibrate(
         list[str],
         typer.Argument(help="Prompts that were not trained on: files or data sets, as in prepare."),
     ],
-    options: Annotated[ModelOptions, Except("policy")],
+    options: Annotated[ModelOptions, Except("policy", "copies")],
     temperature: Annotated[
         list[float] | None, option(_CALIBRATION, "temperatures", "--temperature")
     ] = None,
@@ -160,7 +160,7 @@ def calibrate(
     recorded = assembly.recorded_mode(options.target, [str(folder)], thinking=None, system=None)
     tasks = assembly.read_tasks(data, limit=limit, system=recorded.system)
     console = Console(stderr=True)
-    llm = replace(options, drafter=str(folder), policy="fixed").load(
+    llm = replace(options, drafter=str(folder), policy="fixed", copies=False).load(
         console, max_requests=concurrency, thinking=recorded.thinking
     )
     with progress_bars(console) as progress:
@@ -178,7 +178,7 @@ def calibrate(
 
 
 def profile(
-    options: Annotated[ModelOptions, Except("policy")],
+    options: Annotated[ModelOptions, Except("policy", "copies")],
     requests: Annotated[
         int, typer.Option(help="Requests of the largest step.", callback=at_least_one)
     ] = 16,
@@ -228,7 +228,7 @@ def load(
         ),
     ] = None,
     *,
-    options: Annotated[ModelOptions, Except("device", "policy")],
+    options: Annotated[ModelOptions, Except("device", "policy", "copies")],
     policies: Annotated[
         str | None,
         typer.Option(
@@ -320,7 +320,7 @@ def load(
 
 
 def plan(
-    options: Annotated[ModelOptions, Except("drafter", "device", "threads", "policy")],
+    options: Annotated[ModelOptions, Except("drafter", "device", "threads", "policy", "copies")],
     threads: Annotated[int, typer.Option(help="Processor threads.", rich_help_panel="Model")] = 1,
     requests: Annotated[int | None, option(_PLAN, "requests")] = None,
     block_size: Annotated[int | None, option(_PLAN, "block_size")] = None,

@@ -35,7 +35,7 @@ def prepare(
         Path,
         typer.Option(help="Answers file; an existing one is continued.", callback=file_to_write),
     ],
-    options: Annotated[ModelOptions, Except("drafter", "policy")],
+    options: Annotated[ModelOptions, Except("drafter", "policy", "copies")],
     column: Annotated[
         list[str] | None,
         typer.Option(

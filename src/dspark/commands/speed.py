@@ -142,7 +142,7 @@ def perplexity(
 
 
 def step(
-    options: Annotated[ModelOptions, Except("drafter", "device", "policy")],
+    options: Annotated[ModelOptions, Except("drafter", "device", "policy", "copies")],
     context: Annotated[int | None, option(_STEP, "context")] = None,
     repeats: Annotated[int | None, option(_STEP, "repeats")] = None,
     as_json: Json = False,
@@ -171,7 +171,7 @@ def step(
 
 
 def cycle(
-    options: Annotated[ModelOptions, Except("device", "eager", "policy")],
+    options: Annotated[ModelOptions, Except("device", "eager", "policy", "copies")],
     steps: Annotated[int | None, option(_CYCLE, "steps")] = None,
     as_json: Json = False,
 ) -> None:
@@ -190,7 +190,7 @@ def cycle(
 
 
 def prefix(
-    options: Annotated[ModelOptions, Except("device")],
+    options: Annotated[ModelOptions, Except("device", "copies")],
     requests: Annotated[int | None, option(_PREFIX, "requests")] = None,
     system_tokens: Annotated[int | None, option(_PREFIX, "system_tokens")] = None,
     max_new_tokens: Annotated[int | None, option(_PREFIX, "max_new_tokens")] = None,

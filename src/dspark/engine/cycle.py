@@ -562,7 +562,7 @@ class Cycle:
         result = RoundResult(
             request_id=live.request.id,
             token_ids=tokens,
-            origins=origins_of(num_accepted, verdict.origin(row), taken=taken),
+            origins=origins_of(num_accepted, verdict.origin(row), taken=taken, is_copied=is_copied),
             logprobs=None if num_top is None else judgement.logprobs(row, tokens, num_top=num_top),
             num_offered=len(offered_ids),
             num_planned=len(drafted),

@@ -221,6 +221,9 @@ def round_table(requests: Sequence[LiveRequest], *, device: torch.device) -> Rou
     )
 
 
-def origins_of(num_accepted: int, last: Origin, *, taken: int) -> list[Origin]:
+def origins_of(
+    num_accepted: int, last: Origin, *, taken: int, is_copied: bool = False
+) -> list[Origin]:
     """How each of the `taken` tokens of a round came to be."""
-    return [*[Origin.ACCEPTED] * num_accepted, last][:taken]
+    accepted = Origin.COPIED if is_copied else Origin.ACCEPTED
+    return [*[accepted] * num_accepted, last][:taken]

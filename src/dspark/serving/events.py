@@ -34,7 +34,7 @@ Then a `step` for each step of the engine:
         "drafted": [" the", " end", ..],   text of the offered tokens
         "tokens": [" the", " end", " of", " it"],   text of the committed tokens
         "origins": ["accepted", "accepted", "accepted", "corrected"],
-                                      how each came: plain, accepted, corrected, bonus
+                                      how each came: plain, accepted, copied, corrected, bonus
         "cached": 0,                  with "prefill": tokens of the prompt that were known already
         "finish": null}               or "stop", "length", "context"
      ]}
@@ -228,6 +228,9 @@ class Feed:
         if logits is None:
             return None
         block_size = self._llm.block_size
+        if item.is_copied:
+            (believed,) = LiveCalibration.believed([logits])
+            return [round(value, 4) for value in believed]
         row = [*logits, *[0.0] * (block_size - len(logits))]
         sampling_class = SamplingClass.of(params)
         if isinstance(planner, AdaptivePlanner):

@@ -48,7 +48,7 @@ function guess(round, k) {
 
 function own(round) {
   const origin = round.origins.at(-1);
-  if (origin === "accepted") return cell("none", "", "", null);
+  if (origin === "accepted" || origin === "copied") return cell("none", "", "", null);
   return cell("own", round.tokens.at(-1), "+", null);
 }
 
