@@ -152,9 +152,8 @@ def _predictions(
         for temperature in config.temperatures
     }
     fewer = replace(config, repeats=min(config.repeats, _PREDICTED_REPEATS))
-    predict = SweepPrediction(
-        machines=machines, config=fewer, work=results.work, costs=results.profiles
-    )
+    profiles = {sitting: tables[-1:] for sitting, tables in results.profiles.items()}
+    predict = SweepPrediction(machines=machines, config=fewer, work=results.work, costs=profiles)
     return predict, replace(predict, costs=results.costs) if results.costs else None
 
 

@@ -79,7 +79,7 @@ def test_it_finds_what_steps_take_now(clock: WorkClock, num_requests: int) -> No
     cost = profiled()
     clock.times = 3.0
     side = beside(clock, cost, num_requests=num_requests)
-    for _ in range(3):
+    for _ in range(12):
         side.take()
     table = side.table()
     assert table is not None
@@ -96,23 +96,23 @@ def test_it_finds_what_steps_take_now(clock: WorkClock, num_requests: int) -> No
     assert seconds_of(table, 2, 2, num_prompt=20) == pytest.approx(3e-3 + 3e-4 * 22, rel=0.02)
 
 
-def test_a_table_is_of_the_rounds_since_the_last_one(clock: WorkClock) -> None:
+def test_widths_that_had_no_turn_yet_follow_the_others(clock: WorkClock) -> None:
     cost = profiled()
     side = beside(clock, cost, num_requests=2)
     assert side.table() is None
-    side.take()
-    assert seconds_of(side.table(), 2, 4) == pytest.approx(1.4e-3)
-    assert side.table() is None
     clock.times = 2.0
     side.take()
-    assert seconds_of(side.table(), 2, 4) == pytest.approx(2.8e-3)
+    table = side.table()
+    assert table is not None
+    for width in range(5):
+        assert seconds_of(table, 2, 2 + 2 * width) == pytest.approx(2e-3 + 4e-4 * (1 + width))
 
 
 def test_pauses_count_as_they_do_for_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = WorkClock(monkeypatch, slow_every=5)  # each fifth pass takes fifty times as long
     cost = profiled()
     side = beside(clock, cost, num_requests=1)
-    for _ in range(10):
+    for _ in range(60):
         side.take()
     ratio = seconds_of(side.table(), 1, 3) / seconds_of(cost, 1, 3)
     assert 0.5 * (1 + 49 / 5) < ratio < 2.0 * (1 + 49 / 5)
@@ -124,7 +124,8 @@ def test_sampled_requests_are_priced_as_they_are(monkeypatch: pytest.MonkeyPatch
     cost = profiled()
     clock.times = 2.0
     side = beside(clock, cost, num_requests=2, params=SAMPLED)
-    side.take()
+    for _ in range(6):
+        side.take()
     table = side.table()
     assert table is not None
     assert table.sampled is None
@@ -137,7 +138,7 @@ def test_it_goes_on_with_new_requests_when_the_pages_are_full(
     monkeypatch.setattr(side_profile, "_FEWEST_ROUNDS", 1)
     monkeypatch.setattr(side_profile, "_ROUNDS", 1)
     opened, side = [], beside(clock, profiled(), num_requests=4)
-    for _ in range(10):
+    for _ in range(40):
         side.take()
         opened.append(side._bench)
         assert seconds_of(side.table(), 4, 8) == pytest.approx(1.8e-3)

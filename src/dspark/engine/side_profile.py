@@ -1,9 +1,10 @@
 """The profile as it is now, for one number of requests: taken a little at a time beside other work,
 so that a load and what is foretold of it see the same machine.
 
-It holds requests of its own and takes steps of every width with them. What those took, against what
-the profile says of such steps, corrects it: means of whole steps, from call to return, since a load
-waits through the machine's pauses too. It knows no policy and sees no step of the load.
+It holds requests of its own and takes steps of every width with them. What those took, from call to
+return, against what the profile says of such steps corrects it: by the median of each width, and by
+what all steps took beyond those on average, since a load waits through the machine's pauses too. It
+knows no policy and sees no step of the load.
 Letters: N sizes of a row.
 """
 
@@ -20,7 +21,7 @@ from dspark.algorithms.ranking import Floats, Ints
 from dspark.algorithms.step_cost import StepCost, VerifyRow
 from dspark.core import SamplingParams
 from dspark.engine.draft_source import DraftSource
-from dspark.engine.step_bench import StepBench, turns
+from dspark.engine.step_bench import StepBench
 from dspark.models.target import Target
 
 _POSITIONS = 2048
@@ -32,7 +33,7 @@ _FEWEST_ROUNDS, _ROUNDS = 8, 64
 
 
 class SideProfile:
-    """Rounds of steps, and the table that they make of a profile."""
+    """Pieces of two steps, and the table that they make of a profile."""
 
     def __init__(
         self,
@@ -55,32 +56,39 @@ class SideProfile:
         self._params, self._clock = params, clock
         self._sampled = 0.0 if params.is_greedy else 1.0
         self._rng = np.random.default_rng(0)
-        self._forget()
-        self._bench = self._open()
-
-    def take(self) -> None:
-        """A round: a step of every width, plain ones, and one that reads a prompt."""
-        if not self._take_round():
-            self._bench = self._open()
-            self._take_round()
-
-    def table(self) -> StepCost | None:
-        """The profile as the rounds since the last table correct it, all requests being like these;
-        `None` if there were none."""
-        widths = range(self._cost.block_size + 1)
-        if not all(self._verify[width] for width in widths):
-            return None
-        factors = [statistics.fmean(self._verify[width]) for width in widths]
-        draft = statistics.fmean(self._draft) if self._draft else 1.0
-        prompt = statistics.fmean(self._prompt) if self._prompt else 1.0
-        self._forget()
-        return self._corrected(factors, draft=draft, prompt=prompt)
-
-    def _forget(self) -> None:
-        """Measured over priced, from here on."""
+        self._coming: list[int] = []
+        # measured over priced
         self._verify: defaultdict[int, list[float]] = defaultdict(list)
         self._draft: list[float] = []
         self._prompt: list[float] = []
+        self._bench = self._open()
+
+    def take(self) -> None:
+        """The next piece: two steps of one width, of which the second is timed, or a plain one and
+        one that reads a prompt. All come once before one comes again."""
+        if not self._coming:
+            self._coming = self._rng.permutation(self._cost.block_size + 2).tolist()
+        width = self._coming.pop()
+        if not self._take(width):
+            self._bench = self._open()
+            self._take(width)
+
+    def table(self) -> StepCost | None:
+        """The profile as all pieces so far correct it, all requests being like these; `None` where
+        there are none."""
+        found = {width: statistics.median(ratios) for width, ratios in self._verify.items()}
+        if not found:
+            return None
+        usual = statistics.median(found.values())
+        pauses = statistics.fmean(
+            ratio / found[width] for width, ratios in self._verify.items() for ratio in ratios
+        )
+        widths = range(self._cost.block_size + 1)
+        return self._corrected(
+            [pauses * found.get(width, usual) for width in widths],
+            draft=statistics.fmean(self._draft) if self._draft else pauses * usual,
+            prompt=pauses * (statistics.median(self._prompt) if self._prompt else usual),
+        )
 
     def _open(self) -> StepBench:
         count = self._num_requests
@@ -98,25 +106,22 @@ class SideProfile:
         bench.warm_up(range(self._cost.block_size + 1))
         return bench
 
-    def _take_round(self) -> bool:
-        """Whether the requests could take it."""
-        bench, plain = self._bench, []
-        for width, is_timed in turns(self._rng.permutation(self._cost.block_size + 1).tolist()):
-            found = bench.step(width)
-            if found is None:
-                return False
-            if not is_timed:
-                continue
-            drafting = found.draft_seconds or 0.0
-            draft, verify = self._priced(width)
-            self._verify[width].append((bench.seconds - drafting) / verify)
-            if width:
-                self._draft.append(drafting / draft)
-            else:
-                plain.append(bench.seconds)
-        if bench.chunk(self._num_prompt_tokens) is not None:
-            more = bench.seconds - statistics.fmean(plain)
-            self._prompt.append(more / self._priced_prompt())
+    def _take(self, width: int) -> bool:
+        """Whether the requests could take it; beyond a block's widths it is a prompt's turn."""
+        bench, is_prompt = self._bench, width > self._cost.block_size
+        own = 0 if is_prompt else width
+        bench.step(own)
+        found = bench.step(own)
+        if found is None or sum(found.verified) < own * self._num_requests:
+            return False
+        drafting = found.draft_seconds or 0.0
+        draft, verify = self._priced(own)
+        self._verify[own].append((bench.seconds - drafting) / verify)
+        if own:
+            self._draft.append(drafting / draft)
+        plain = bench.seconds
+        if is_prompt and bench.chunk(self._num_prompt_tokens) is not None:
+            self._prompt.append((bench.seconds - plain) / self._priced_prompt())
         return True
 
     def _priced(self, width: int) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from dspark.benchmarks.environment import Environment
 from dspark.benchmarks.load.config import LoadConfig, LoadKind, Unit
 from dspark.benchmarks.load.report import LoadReport, runs_of
 from dspark.benchmarks.load.results import LoadResults
-from dspark.benchmarks.load.sweep import Sweep, _Turns
+from dspark.benchmarks.load.sweep import Sweep, _Beside
 from dspark.benchmarks.load.tally import Measured
 from dspark.errors import InputError
 from dspark.models.target import Target
@@ -266,8 +266,8 @@ def test_results_of_other_settings_are_refused(target: Target, tmp_path: Path) -
 
 
 def test_a_profile_beside_a_load_takes_its_share_of_the_time_and_no_more() -> None:
-    """A round of it takes 2 s, a measurement 4 s: it comes first, then with every third or fourth
-    measurement, since 15 s of a hundred are its share."""
+    """A piece of it takes 2 s, a step of the load 4 s: it begins at once, and comes with every
+    third or fourth step then, since 15 s for a hundred are its share."""
     wall, taken, ended = FakeClock(), list[int](), list[float]()
 
     class Profile:
@@ -278,14 +278,11 @@ def test_a_profile_beside_a_load_takes_its_share_of_the_time_and_no_more() -> No
         def table(self) -> None:
             return None
 
-    taking = _Turns(Profile(), wall)
+    beside = _Beside(Profile(), wall)
     while len(ended) < 20:
-        taking.take()
-        wall.now += 4.0
-        taking.measured()
-        ended.append(wall.now)
-    assert taken[0] == 0
-    assert taken == [0, 4, 7, 10, 14, 17]
+        beside(4.0)
+        ended.append(4.0)
+    assert taken == [0, 3, 6, 9, 13, 16, 19]
 
 
 def test_every_round_of_a_closed_load_has_a_profile_and_an_open_one_none(whole: Sweep) -> None:

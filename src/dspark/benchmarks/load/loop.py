@@ -81,7 +81,17 @@ class ClosedLoad:
     tokens, the same deck has asked both for the same work, whatever they draft.
     """
 
-    def __init__(self, engine: Engine, deck: Deck, *, num_users: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        deck: Deck,
+        *,
+        num_users: int,
+        clock: Clock,
+        between: Callable[[float], None] | None = None,
+    ) -> None:
+        """`between` hears of the seconds of each step of a stretch; what it does is not counted."""
+        self._between = between
         self.num_tokens = 0
         """Committed so far, ramp-up included."""
         self._engine, self._clock, self._num_users = engine, clock, num_users
@@ -107,6 +117,8 @@ class ClosedLoad:
         ):
             result, seconds = self._step()
             tally.add(result, seconds, self._users.domain_of)
+            if self._between is not None:
+                self._between(seconds)
         return tally.measured()
 
     def leave(self) -> None:

@@ -38,7 +38,7 @@ class LoadResults:
         self.costs: dict[tuple[float, Load], list[StepCost]] = {}
         """By temperature and closed load, of each round: the profile as `auto` corrected it."""
         self.profiles: dict[tuple[float, Load], list[StepCost]] = {}
-        """The same, as steps beside the load corrected it."""
+        """The same, as steps beside the load corrected it so far: the last one knows them all."""
         for number, row in enumerate(self._file.rows, start=1):
             try:
                 self._take(row)

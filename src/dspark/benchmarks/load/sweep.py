@@ -29,14 +29,14 @@ _OPEN_LENGTH = 8.0
 """An open unit takes this many times a closed one's seconds: its requests come and go."""
 
 
-class Beside(Protocol):
+class SideProfile(Protocol):
     """A profile that is taken beside a load (`engine.side_profile.SideProfile`)."""
 
     def take(self) -> None:
-        """A round of it."""
+        """A piece of it."""
 
     def table(self) -> StepCost | None:
-        """What the rounds since the last table say; `None` without any."""
+        """What all pieces say; `None` without any."""
 
 
 class Engines(Protocol):
@@ -55,7 +55,7 @@ class Engines(Protocol):
         """What a policy that weighs costs has found steps of so many requests to take, of late;
         `None` where none does."""
 
-    def beside(self, *, num_users: int, temperature: float) -> Beside | None:
+    def beside(self, *, num_users: int, temperature: float) -> SideProfile | None:
         """A profile of steps of so many requests; `None` where no policy weighs costs."""
 
 
@@ -95,9 +95,12 @@ class Sweep:
             times = [following.times for _, following in sittings[number:]]
             until = now + (up_at - now) * times[0] / sum(times)
             deck = replace(decks[temperature], seed=self.config.seed + rounds[0][0].repeat)
-            begun = self._open if load.kind is LoadKind.OPEN else self._closed
-            with begun(load, deck, rounds) as measure:
-                beside = self._beside(temperature, load)
+            beside = self._beside(temperature, load)
+            if load.kind is LoadKind.OPEN:
+                begun = self._open(load, deck, rounds)
+            else:
+                begun = self._closed(load, deck, rounds, beside)
+            with begun as measure:
                 for place, units in enumerate(rounds):
                     if place and self.wall() > until:
                         break
@@ -105,9 +108,7 @@ class Sweep:
                         if self.wall() > up_at:
                             self._note_profile(temperature, load, beside)
                             return False
-                        beside.take()
                         measured = measure(unit)
-                        beside.measured()
                         self.results.add_unit(unit, measured)
                         if on_unit is not None:
                             on_unit(unit, measured, len(self.results.units))
@@ -115,11 +116,11 @@ class Sweep:
                     self._note_profile(temperature, load, beside)
         return not any(self._missing(*sitting) for sitting in sittings)
 
-    def _beside(self, temperature: float, load: Load) -> "_Turns":
+    def _beside(self, temperature: float, load: Load) -> "_Beside":
         found = None
         if load.kind is LoadKind.CLOSED:
             found = self.engines.beside(num_users=int(load.level), temperature=temperature)
-        return _Turns(found, self.wall)
+        return _Beside(found, self.wall)
 
     def _note_cost(self, temperature: float, load: Load) -> None:
         if load.kind is LoadKind.CLOSED:
@@ -127,7 +128,7 @@ class Sweep:
             if cost is not None:
                 self.results.add_cost(temperature, load, cost)
 
-    def _note_profile(self, temperature: float, load: Load, beside: "_Turns") -> None:
+    def _note_profile(self, temperature: float, load: Load, beside: "_Beside") -> None:
         table = beside.table()
         if table is not None:
             self.results.add_profile(temperature, load, table)
@@ -142,14 +143,14 @@ class Sweep:
 
     @contextmanager
     def _closed(
-        self, load: Load, deck: Deck, rounds: Sequence[Sequence[Unit]]
+        self, load: Load, deck: Deck, rounds: Sequence[Sequence[Unit]], beside: "_Beside"
     ) -> Iterator[Measure]:
         """A load for each policy, side by side. All have committed equally many tokens when the
         first round begins; from then on each stands still while another one is measured."""
         num_users = int(load.level)
         policies = {unit.policy for units in rounds for unit in units}
         loads = {
-            policy: self._load(policy, deck, num_users)
+            policy: self._load(policy, deck, num_users, beside)
             for policy in self.config.policies
             if policy in policies
         }
@@ -157,7 +158,7 @@ class Sweep:
             if load not in self.results.work:
                 plain = loads.get(NONE)
                 if plain is None:
-                    plain = self._load(NONE, deck, num_users)
+                    plain = self._load(NONE, deck, num_users, beside)
                 self.results.add_work(load, self._work(plain, load))
             work = int(self.results.work[load])
             start = max(each.num_tokens for each in loads.values())
@@ -175,10 +176,10 @@ class Sweep:
             for each in loads.values():
                 each.leave()
 
-    def _load(self, policy: str, deck: Deck, num_users: int) -> ClosedLoad:
+    def _load(self, policy: str, deck: Deck, num_users: int, beside: "_Beside") -> ClosedLoad:
         """A load whose users all decode."""
         engine = self.engines.open(policy, num_users=num_users)
-        load = ClosedLoad(engine, deck, num_users=num_users, clock=self.clock)
+        load = ClosedLoad(engine, deck, num_users=num_users, clock=self.clock, between=beside)
         load.ramp_up()
         return load
 
@@ -243,26 +244,21 @@ class Sweep:
         return min(self.config.unit_s, 60.0 * budget * _MEASURING / self.config.num_lengths)
 
 
-class _Turns:
-    """A profile and the measurements of a load in turns, the profile as long as it may be."""
+class _Beside:
+    """Pieces of a profile between the steps of a load, as long as they may be."""
 
-    def __init__(self, profile: Beside | None, wall: Clock) -> None:
+    def __init__(self, profile: SideProfile | None, wall: Clock) -> None:
         self._profile, self._wall = profile, wall
-        self._profiling_s = self._measuring_s = 0.0
-        self._begun = wall()
+        self._profiling_s = self._load_s = 0.0
 
-    def take(self) -> None:
-        """A round of the profile, if it is its turn; then a measurement begins."""
-        before = self._wall()
-        if self._profile is not None and self._profiling_s <= _PROFILING * self._measuring_s:
+    def __call__(self, seconds: float) -> None:
+        """A step of the load has ended."""
+        self._load_s += seconds
+        if self._profile is not None and self._profiling_s <= _PROFILING * self._load_s:
+            begun = self._wall()
             self._profile.take()
-        self._begun = self._wall()
-        self._profiling_s += self._begun - before
-
-    def measured(self) -> None:
-        """A measurement has ended."""
-        self._measuring_s += self._wall() - self._begun
+            self._profiling_s += self._wall() - begun
 
     def table(self) -> StepCost | None:
-        """Of the rounds since the last one."""
+        """Of all pieces."""
         return None if self._profile is None else self._profile.table()
