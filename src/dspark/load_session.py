@@ -174,6 +174,7 @@ def _settings(
         "kv_cache_dtype": dtype_name(llm.target.kv_dtype),
         "device": llm.target.device.type,
         "threads": torch.get_num_threads(),
+        "copies": llm.config.copies,
         "max_new_tokens": config.max_new_tokens,
         "answers": "whole",
         "max_step_tokens": config.max_step_tokens,

@@ -53,6 +53,8 @@ class PromptRecord:
     """Logits of the confidences of each round, `None` without them."""
     num_prompt_tokens: int | None = None
     """Length of the prompt as ids; files of older versions do not know it."""
+    copied: Sequence[bool] | None = None
+    """Whether the block of each round was a copy of the answer's own text; `None`: none was."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "PromptRecord":
@@ -89,6 +91,7 @@ class PromptRecord:
         assert reason is not None, "the answer has ended"
         kept = [item for item in rounds if not item.is_prefill]
         logits = [item.confidence_logits for item in kept]
+        copied = [item.is_copied for item in kept]
         return cls(
             cell=cell,
             index=index,
@@ -102,6 +105,7 @@ class PromptRecord:
             committed=[len(item.token_ids) for item in kept],
             confidence=[list(row or ()) for row in logits] if any(logits) else None,
             num_prompt_tokens=num_prompt_tokens,
+            copied=copied if any(copied) else None,
         )
 
     @property

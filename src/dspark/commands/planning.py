@@ -228,7 +228,7 @@ def load(
         ),
     ] = None,
     *,
-    options: Annotated[ModelOptions, Except("device", "policy", "copies")],
+    options: Annotated[ModelOptions, Except("device", "policy")],
     policies: Annotated[
         str | None,
         typer.Option(

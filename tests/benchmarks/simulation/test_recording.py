@@ -9,7 +9,10 @@ import pytest
 
 from dspark.benchmarks.journal import PLAIN, Cell, PromptRecord
 from dspark.benchmarks.simulation.recording import Recording, read_records, recordings_of
+from dspark.core import Request, RoundResult, SamplingParams
 from dspark.errors import InputError
+from tests.engine.toy_cycles import make_cycle
+from tests.toys import toy_drafter, toy_target
 
 
 def record(
@@ -86,3 +89,26 @@ def test_nothing_recorded_is_refused(tmp_path: Path) -> None:
         recordings_of([replace(record(), cell=replace(record().cell, width=1))])
     with pytest.raises(InputError, match="cannot be read"):
         read_records([tmp_path / "missing.jsonl"])
+
+
+def test_a_recorded_answer_says_which_rounds_were_copies() -> None:
+    """A simulation needs it: they cost no drafter, and their confidences are no drafter's."""
+    params = SamplingParams(temperature=0.0, max_tokens=42, ignore_eos=True, logit_bias={7: 1e4})
+    target = toy_target()
+    cycle = make_cycle(target, toy_drafter(target), copies=True)
+    cycle.submit(Request(id="0", prompt_ids=[5, 6], params=params))
+    rounds: list[RoundResult] = []
+    while cycle.has_work:
+        rounds.extend(cycle.step().rounds)
+    record = PromptRecord.of_rounds(
+        Cell(drafter="d", weights="w", temperature=0.0, width=None, task="t"),
+        rounds,
+        index=0,
+        prompt="p",
+        seconds=0.0,
+        num_prompt_tokens=2,
+    )
+    again = PromptRecord.from_row(json.loads(json.dumps(asdict(record))))
+    assert again.copied == [item.is_copied for item in rounds[1:]]
+    (answer,) = Recording.of([again]).answers
+    assert list(answer.copied_J) == again.copied

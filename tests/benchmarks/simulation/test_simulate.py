@@ -36,6 +36,7 @@ def recording(chance: Callable[[int], float], *, num_answers: int = 40) -> Recor
                 starts_J=starts.tolist(),
                 accepted_J=accepted.tolist(),
                 logits_JK=np.full((40, K), logit, dtype=np.float32),
+                copied_J=[False] * 40,
             )
         )
     return Recording(answers=answers, block_size=K, temperature=0.0)
@@ -59,6 +60,23 @@ def test_one_user_gets_what_the_hand_computes() -> None:
     assert found["fixed:4"]["1"].per_user_tokens_per_s == pytest.approx(5 / 16.2e-3, rel=0.05)
     assert found["mtp1"]["1"].tau == pytest.approx(2.0, rel=0.03)
     assert found["auto"]["1"].tokens_per_s >= 0.98 * found["fixed:4"]["1"].tokens_per_s
+
+
+def test_copies_cost_no_drafter() -> None:
+    """A drafting step takes 2.1 ms more than a plain one of as many tokens."""
+    rounds = recording(lambda _: 0.999)
+    copies = [replace(answer, copied_J=[True] * 40) for answer in rounds.answers]
+    found = [
+        simulate(
+            Machine(cost=profile(), recording=replace(rounds, answers=answers)),
+            config=config(concurrency=(1,)),
+        ).policies
+        for answers in (rounds.answers, copies)
+    ]
+    for policy in ("fixed:4", "auto"):
+        seconds = [1 / policies[policy]["1"].per_user_tokens_per_s for policies in found]
+        draft_s = profile().draft_seconds(np.array([1]), np.array([100]))[0]
+        assert 5 * (seconds[0] - seconds[1]) == pytest.approx(draft_s, rel=0.1), policy
 
 
 def test_sampled_requests_take_what_the_table_says_of_them() -> None:

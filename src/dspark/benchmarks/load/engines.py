@@ -107,6 +107,7 @@ class LocalEngines:
                 num_positions=num_users * pages * page_size,
                 max_step_tokens=self._config.max_step_tokens,
                 max_prompt_tokens=self._config.max_step_tokens,
+                copies=self._llm.config.copies,
                 prefix_cache=False,  # tasks come back, and every policy shall read each of them
             ),
             planner=planner,

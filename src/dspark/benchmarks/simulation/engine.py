@@ -141,11 +141,12 @@ class SimulatedEngine:
         decoding = [live for live in self._live if live.num_answer > 0]
         caps = self._planner.caps(self._outlook(decoding)) if decoding else []
         chunks = self._chunks(decoding, caps)
-        lengths = self._lengths(decoding, caps)
+        copied = self._copied(decoding, caps)
+        lengths = self._lengths(decoding, caps, copied)
         num_tokens = len(decoding) + sum(lengths)
         num_prompt_tokens = sum(size for _, size in chunks)
         draft_s, verify_s = self._seconds(
-            decoding, sum(cap > 0 for cap in caps), num_tokens, num_prompt_tokens
+            decoding, sum(cap > 0 for cap in caps) - len(copied), num_tokens, num_prompt_tokens
         )
         self._clock.now += draft_s + verify_s
         rounds = [
@@ -208,10 +209,19 @@ class SimulatedEngine:
         most = self._sizes.max_step_tokens
         return prompt_budget(num_windows, max_step_tokens=most, tokens_beside=most)
 
-    def _lengths(self, decoding: Sequence[_Live], caps: Sequence[int]) -> Sequence[int]:
+    def _copied(self, decoding: Sequence[_Live], caps: Sequence[int]) -> list[int]:
+        """Those whose block is a copy."""
+        pairs = zip(decoding, caps, strict=True)
+        return [
+            r for r, (live, cap) in enumerate(pairs) if cap > 0 and live.answer.copied_J[live.round]
+        ]
+
+    def _lengths(
+        self, decoding: Sequence[_Live], caps: Sequence[int], copied: Sequence[int]
+    ) -> Sequence[int]:
         if not any(caps):
             return [0] * len(decoding)
-        return self._planner.plan(self._logits(decoding), caps).lengths
+        return self._planner.plan(self._logits(decoding), caps, copied).lengths
 
     def _logits(self, decoding: Sequence[_Live]) -> Logits | None:
         rows = []

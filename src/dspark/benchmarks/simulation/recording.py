@@ -41,6 +41,8 @@ class RecordedAnswer:
     accepted_J: Sequence[int]
     logits_JK: Logits | None
     """Logits of c_k, `None` for a drafter without confidences."""
+    copied_J: Sequence[bool]
+    """Rounds whose block was a copy: the drafter had no part in it."""
 
     @property
     def num_rounds(self) -> int:
@@ -170,4 +172,5 @@ def _answer(record: PromptRecord, block_size: int) -> RecordedAnswer:
         starts_J=starts or [1],
         accepted_J=list(record.accepted) or [0],
         logits_JK=logits,
+        copied_J=record.copied or [False] * len(starts or [1]),
     )
