@@ -204,8 +204,16 @@ def test_columns_and_keys_that_cannot_be_read_are_refused(tmp_path: Path) -> Non
         session.columns_of(["turns"])
     (tmp_path / "key").write_text("secret\n")
     assert session.key_in(tmp_path / "key") == "secret"
-    with pytest.raises(InputError, match="holds no key"):
-        session.key_in(tmp_path / "missing")
+    (tmp_path / "empty").write_text(" \n")
+    (tmp_path / "binary").write_bytes(bytes(range(128, 256)))
+    for name, words in (
+        ("empty", "holds no key"),
+        ("missing", "does not exist"),
+        ("binary", "holds no text"),
+        ("", "is a directory"),
+    ):
+        with pytest.raises(InputError, match=words):
+            session.key_in(tmp_path / name)
 
 
 def test_raw_prompts_are_continued_as_they_are_by_a_base_model(

@@ -18,7 +18,7 @@ from dspark.algorithms.step_cost import StepCost
 from dspark.engine import profiler
 from dspark.engine.draft_source import DraftSource, block_size_of
 from dspark.engine.prompt_lookup import PromptLookup
-from dspark.errors import ModelError
+from dspark.errors import InputError, ModelError
 from dspark.kernels import extension
 from dspark.machine import installed_version, processor
 from dspark.models.gguf import default_cache
@@ -107,6 +107,21 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelError(f"{path} holds no JSON object, but a list or a value; make it again.")
     return found
+
+
+def read_lines(path: Path, *, wanted: str) -> list[str]:
+    """Of a text file that the user names; `wanted` says what it should be.
+
+    Raises `InputError` for one that is missing, no file or no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist; give {wanted}.") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{path} is a directory; give {wanted}.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} holds no text; give {wanted}.") from error
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

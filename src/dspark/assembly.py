@@ -23,10 +23,10 @@ from dspark.data.prompts import read_prompts, with_system
 from dspark.engine.cycle import CycleConfig
 from dspark.errors import InputError, ModelError
 from dspark.kernels import extension
-from dspark.llm import LLM, resolve_device, shipped_drafter
+from dspark.llm import LLM, PROMPT_LOOKUP, resolve_device, shipped_drafter
 from dspark.machine import num_processors
 from dspark.models.attention import resolve_kv_dtype
-from dspark.models.checkpoint import read_provenance
+from dspark.models.checkpoint import check_folder, read_provenance
 from dspark.models.drafter import Drafter
 from dspark.models.embedded import DEFAULT_TARGET
 from dspark.models.gguf import default_cache
@@ -209,10 +209,32 @@ def repeats_of(text: str | None) -> tuple[tuple[str, int], ...] | None:
 def require_drafter(llm: LLM) -> None:
     """Raises `ModelError` for an LLM that can only decode plainly."""
     if llm.drafter is None:
-        raise ModelError(
-            f"No drafter is shipped for target {llm.target.spec.name!r}; train one with "
-            "`dspark train` and give its directory with --drafter."
-        )
+        raise _no_drafter_for(llm.target.spec.name)
+
+
+def check_drafters(target: str | None, drafters: Sequence[str]) -> None:
+    """The drafters of a command that is about drafting, asked before a target is loaded.
+
+    Raises `ModelError` where none is shipped or a directory holds none, `InputError` for "none".
+    """
+    name = DEFAULT_TARGET if target is None else target
+    for drafter in drafters:
+        if drafter == "none":
+            raise InputError(
+                "drafter is 'none', but this command is about drafting; give the directory of a "
+                "drafter, or leave it out (evaluate measures plain decoding by --against-plain)."
+            )
+        if drafter == "auto" and shipped_drafter(name) is None:
+            raise _no_drafter_for(name)
+        if drafter not in ("auto", PROMPT_LOOKUP):
+            check_folder(drafter)
+
+
+def _no_drafter_for(target: str) -> ModelError:
+    return ModelError(
+        f"No drafter is shipped for target {target!r}; train one with `dspark train` and give its "
+        "directory with --drafter."
+    )
 
 
 def drafter_folder(target: str | None, drafter: str | None) -> Path:
@@ -262,6 +284,8 @@ def read_tasks(
     """
     if is_raw and system is not None:
         raise InputError("A system prompt needs a chat template; leave --system or --raw out.")
+    if names is not None and not names:
+        raise InputError("tasks is empty; name some, or leave --tasks out for all of them.")
     tasks: dict[str, list[Chat]] = {}
     for source in sources:
         prompts = read_prompts(source).prompts
@@ -327,7 +351,7 @@ def contenders(
     if drafters is None or "auto" in drafters:
         path = shipped_drafter(llm.target.spec.name)
         if path is None:
-            require_drafter(llm)
+            raise _no_drafter_for(llm.target.spec.name)
         drafters = [str(path) if d == "auto" else d for d in drafters or ("auto",)]
     names = [Path(drafter).name for drafter in drafters]
     found: dict[str, Contender] = {}

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dspark.algorithms.policies import parse_policy
 from dspark.benchmarks.client_prompts import chats_of, many_chats
 from dspark.benchmarks.peers import FAMILIES, Engine, Ours, chosen_peers, our_engines
 from dspark.benchmarks.race import Places
 from dspark.errors import InputError
+from dspark.llm import PROMPT_LOOKUP
+from dspark.models.checkpoint import check_folder
 from dspark.models.target_source import resolve_source
 from dspark.options import given
 from dspark.text.tokenizer import Tokenizer
@@ -43,6 +46,10 @@ def race_entry(
     """
     ours = Ours(**given(target=target, drafter=drafter, arithmetics=arithmetics, policy=policy))
     engines = [*our_engines(ours), *chosen_peers(peers)]
+    if policy is not None:  # what is known to be wrong is said before an engine starts
+        parse_policy(policy)
+    if drafter not in (None, "auto", "none", PROMPT_LOOKUP):
+        check_folder(str(drafter))
     given_pythons = dict(_python_of(text) for text in pythons)
     tokenizer = Tokenizer.load(resolve_source(ours.target))
     chats = many_chats(num_prompts)

@@ -18,6 +18,7 @@ from dspark.algorithms.foreign_costs import read_cost
 from dspark.algorithms.policies import Adaptive, parse_policy
 from dspark.artifacts import read_object
 from dspark.benchmarks.environment import Environment, dtype_name
+from dspark.benchmarks.evaluation import Chat
 from dspark.benchmarks.load.config import Load, LoadConfig, Unit
 from dspark.benchmarks.load.deck import Task
 from dspark.benchmarks.load.engines import LocalEngines
@@ -51,22 +52,40 @@ class LoadFiles:
     """Takes the rounds that `dspark simulate` reads."""
 
 
-def tasks_of(llm: LLM, sources: Sequence[str], *, limit: int | None) -> list[Task]:
-    """Prompts as ids by domain: `limit` of each domain of the files, or the built-in ones."""
-    if not sources:
-        number = _NUM_BUILT_IN if limit is None else min(3 * limit, _NUM_BUILT_IN)
-        return [
-            Task(
-                domain=prompt.domain,
-                prompt_ids=assembly.prompt_of(llm, prompt.text, system=None, is_raw=False),
-            )
-            for prompt in demo_prompts(number)
-        ]
+DomainChat = tuple[str, Chat]
+
+
+def read_chats(sources: Sequence[str], *, limit: int | None) -> list[DomainChat]:
+    """Prompts and their domains: `limit` of each domain of the files, or the built-in ones."""
+    if sources:
+        tasks = assembly.read_tasks(sources, limit=limit)
+        return [(domain, chat) for domain, chats in tasks.items() for chat in chats]
+    number = _NUM_BUILT_IN if limit is None else min(3 * limit, _NUM_BUILT_IN)
+    return [(prompt.domain, prompt.text) for prompt in demo_prompts(number)]
+
+
+def tasks_of(llm: LLM, chats: Sequence[DomainChat]) -> list[Task]:
+    """The same as ids; a text is a chat of one turn where the target has a template."""
     return [
-        Task(domain=name, prompt_ids=llm.prompt_ids(chat))
-        for name, chats in assembly.read_tasks(sources, limit=limit).items()
-        for chat in chats
+        Task(
+            domain=domain,
+            prompt_ids=assembly.prompt_of(llm, chat, system=None, is_raw=False)
+            if isinstance(chat, str)
+            else llm.prompt_ids(chat),
+        )
+        for domain, chat in chats
     ]
+
+
+def check_record(path: Path) -> None:
+    """Raises `InputError` where the rounds would take the place of a file of another kind."""
+    if path.is_file():
+        try:
+            read_records([path])
+        except InputError as error:
+            raise InputError(
+                f"{path} is there and holds no recorded rounds; name another file with --record."
+            ) from error
 
 
 def drafter_hash(target: str | None, drafter: str | None) -> str:
@@ -88,8 +107,6 @@ def run_sweep(
 ) -> LoadReport:
     """Measure what is not measured yet, and report on all of it. `weights`: of the drafter."""
     assembly.require_drafter(llm)
-    for policy in config.policies:
-        parse_policy(policy)
     settings = _settings(llm, tasks, config, weights, quantization)
     results = LoadResults(
         _results_path(settings, config) if files.results is None else files.results,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dspark.artifacts import read_lines
 from dspark.completion import Completion, Job
 from dspark.core import SamplingParams
 from dspark.data.answers import Answer, AnswerFile, AnswerSettings, Sampling, read_answers
@@ -185,6 +186,9 @@ class Asked:
     is_raw: bool = False
     """Prompts are continued as they are: for base models, which have no chat template."""
 
+    def __post_init__(self) -> None:
+        SamplingParams(seed=self.seed)  # else each turn would fail by itself
+
     def options(self) -> RequestOptions:
         """What each request carries besides its conversation."""
         return RequestOptions(
@@ -244,7 +248,7 @@ def over_http(asked: Asked, **config: Any) -> Answering:
 
 def key_in(file: Path) -> str:
     """The first line of a file. Raises `InputError` if there is none."""
-    lines = file.read_text().splitlines() if file.is_file() else []
+    lines = read_lines(file, wanted="a file with the key on its first line")
     if not lines or not lines[0].strip():
         raise InputError(f"{file} holds no key; put it on the first line.")
     return lines[0].strip()

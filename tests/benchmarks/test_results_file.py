@@ -26,3 +26,25 @@ def test_a_single_line_that_is_no_setting_is_somebody_elses(tmp_path: Path) -> N
     with pytest.raises(InputError, match="line 1 is no result of a load"):
         ResultsFile(path, settings={}, owner="a load")
     assert path.read_text() == '{"note": "mine"}\n'
+
+
+@pytest.mark.parametrize(
+    "content", ["my only notes", '{"note": "mine"}', "one line\nand one without its end", "\x00"]
+)
+def test_nothing_is_cut_off_a_file_that_is_somebody_elses(tmp_path: Path, content: str) -> None:
+    """What follows the last line's end is a row of ours that a kill cut, in a file of ours only."""
+    path = tmp_path / "notes"
+    path.write_text(content)
+    with pytest.raises(InputError, match="line 1 is no result of a load"):
+        ResultsFile(path, settings={}, owner="a load")
+    assert path.read_text() == content
+
+
+def test_a_first_row_that_a_kill_cut_at_any_byte_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    ResultsFile(path, settings={"users": 1}, owner="a load")
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        ResultsFile(path, settings={"users": 1}, owner="a load")
+        assert path.read_bytes() == whole

@@ -88,9 +88,44 @@ def test_a_directory_that_cannot_be_written_is_refused_before_the_work(
         (("prepare", "p.jsonl", "--out", "a", "--max-new-tokens", 0), "max_new_tokens is 0, but"),
         (("prepare", "p.jsonl", "--out", "a", "--concurrency", 0), "concurrency is 0, but"),
         (("prepare", "p.jsonl", "--out", "a", "--model", "m"), "model is m, but no server is"),
+        (("prepare", "p.jsonl", "--out", "a", "--seed", -1), "seed is -1, but it must lie in"),
+        (("train", "--dry-run", "--tera-flops", 0), "tera_flops is 0.0, but it must be above"),
+        (("train", "--dry-run", "--tera-flops", "nan"), "tera_flops is nan, but it must be"),
+        (("bench", "load", "--record", "p.jsonl"), "p.jsonl is there and holds no recorded"),
         (("prepare", "p.jsonl", "--out", "a", "--token-ids"), "give one by --endpoint"),
         (("generate", "hello", "--min-tokens", 9, "--max-tokens", 3), "min_tokens is 9, but it"),
         (("generate", "hello", "--threads", 0), "threads is 0, but it must lie in 1.."),
+        (("demo", "--prompts", 99), "prompts is 99, but the demo has between 1 and 15"),
+        (("demo", "--temperature", -1), "temperature is -1.0, but"),
+        (("demo", "--seed", -1), "seed is -1, but it must lie in [0, 2^63)"),
+        (("evaluate", "p.jsonl", "--seed", -1), "seed is -1, but"),
+        (("evaluate", "p.jsonl", "--tasks", ","), "tasks is empty; name some, or leave --tasks"),
+        (("evaluate", "p.jsonl", "--drafter", "gone"), "gone/config.json does not exist"),
+        (("evaluate", "p.jsonl", "--drafter", "none"), "drafter is 'none', but this command is"),
+        (("evaluate", "p.jsonl"), "No drafter is shipped for target 'nothing.gguf'"),
+        (("profile", "--drafter", "none"), "drafter is 'none', but this command is"),
+        (("profile",), "No drafter is shipped for target 'nothing.gguf'"),
+        (("calibrate", "p.jsonl", "--seed", -1), "seed is -1, but"),
+        (("bench", "exact", "p.jsonl", "--seed", -1), "seed is -1, but"),
+        (("bench", "exact", "p.jsonl", "--drafter", "none"), "drafter is 'none', but this"),
+        (("bench", "prefix", "--temperature", -1), "temperature is -1.0, but"),
+        (("bench", "prefix", "--seed", -1), "seed is -1, but"),
+        (("bench", "load", "--seed", -1), "seed is -1, but"),
+        (("bench", "load", "--unit-seconds", "nan"), "unit_s is nan, but it must be above 0"),
+        (("bench", "load", "--temperatures", "1,1"), "each may stand there once"),
+        (("bench", "load", "--temperatures", ""), "temperatures is empty; name one"),
+        (("bench", "load", "--concurrency", ""), "give --concurrency or --rates"),
+        (("bench", "load", "--policies", "hope"), "policy is 'hope', but it must be auto"),
+        (("bench", "load", "gone.jsonl"), "gone.jsonl is not a file"),
+        (("bench", "load", "--drafter", "none"), "drafter is 'none', but this command is"),
+        (("bench", "overhead", "--seed", -1), "seed is -1, but"),
+        (("bench", "single", "--policy", "hope"), "policy is 'hope', but it must be auto"),
+        (("bench", "single", "--drafter", "gone"), "gone/config.json does not exist"),
+        (("bench", "single", "--threads", 10**6), "num_threads is 1000000, but it must lie in"),
+        (("bench", "step", "--context", 0), "context is 0, but it must be at least 1"),
+        (("bench", "cycle", "--steps", 0), "steps is 0, but it must be at least 1"),
+        (("bench", "train", "--repeats", -1), "repeats is -1, but it must be at least 1"),
+        (("bench", "train", "--threads", 10**6), "threads is 1000000, but it must lie in 1.."),
     ],
 )
 def test_a_value_that_cannot_be_is_named_before_anything_is_loaded(
@@ -100,6 +135,76 @@ def test_a_value_that_cannot_be_is_named_before_anything_is_loaded(
     assert done.code == 1
     assert words in done.err
     assert done.err.count("\n") == 1
+
+
+CLIENTS = (("audit",), ("bench", "serve"), ("bench", "soak"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost:1", "ftp://localhost/v1", "http://a b/v1", "http://[::1/v1", "http://a:99999"],
+)
+def test_what_is_no_base_of_a_server_is_named(run: Run, there: Path, url: str) -> None:
+    """Some of these ended in a traceback of the library that parses addresses."""
+    commands = [(*command, "--url") for command in CLIENTS]
+    for command in (*commands, ("prepare", "p.jsonl", "--out", "a", "--endpoint")):
+        done = run(*command, url)
+        assert done.code == 1, command
+        assert f"is {url!r}, but it must be a base such as http://" in done.complaint()
+
+
+@pytest.mark.parametrize("command", CLIENTS, ids=str)
+def test_a_key_file_that_holds_no_text_is_named(
+    run: Run, there: Path, command: Sequence[object]
+) -> None:
+    (there / "key").write_bytes(bytes(range(128, 256)))
+    for name, words in (("key", "holds no text"), ("gone", "not exist"), ("folder", "directory")):
+        done = run(*command, "--url", "http://localhost:1/v1", "--api-key-file", name)
+        assert done.code == 1
+        assert f"{name} " in done.complaint()
+        assert words in done.complaint()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("bench", "serve", "--seconds", "nan"), "seconds is nan, but it must be above 0"),
+        (("bench", "serve", "--warmup-seconds", "nan"), "warmup_seconds is nan, but"),
+        (("bench", "serve", "--seed", -1), "seed is -1, but"),
+        (("bench", "soak", "--minutes", "nan"), "minutes is nan, but it must be above 0"),
+        (("bench", "soak", "--seed", -1), "seed is -1, but"),
+        (("audit", "--max-noise", "nan"), "max_noise is nan, but"),
+        (("audit", "--seed", -1), "seed is -1, but"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_before_a_server_is_asked(
+    run: Run, there: Path, command: Sequence[object], words: str
+) -> None:
+    done = run(*command, "--url", "http://localhost:1/v1")
+    assert done.code == 1
+    assert words in done.complaint()
+
+
+def test_the_remedy_for_an_unknown_column_is_told_where_there_is_one(run: Run, there: Path) -> None:
+    (there / "q.jsonl").write_text('{"question": "why?"}\n')
+    done = run("prepare", "q.jsonl", "--out", "a", *SIMPLE)
+    assert done.code == 1
+    assert "tell by --column which one it is, as in prompt=question" in done.complaint()
+    done = run("evaluate", "q.jsonl", "--drafter", "prompt-lookup", *SIMPLE)
+    assert "each row needs turns, messages, conversations or prompt." in done.complaint()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("gone", "gone does not exist; give"), ("folder", "is a directory"), ("b", "holds no text")],
+)
+def test_a_record_that_cannot_be_read_is_named(
+    run: Run, there: Path, name: str, words: str
+) -> None:
+    (there / "b").write_bytes(bytes(range(128, 256)))
+    done = run("simulate", name, "--cost", "p.jsonl")
+    assert done.code == 1
+    assert words in done.complaint()
 
 
 def test_more_threads_than_processors_are_refused(run: Run, there: Path) -> None:

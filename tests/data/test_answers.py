@@ -113,6 +113,17 @@ def test_a_kill_at_any_byte_leaves_each_turn_answered_exactly_once(tmp_path: Pat
         assert read_answers(file) == expected
 
 
+@pytest.mark.parametrize(
+    "content", ["my only notes", '{"note": "mine"}', "one line\nand one without its end", "\x00"]
+)
+def test_nothing_is_cut_off_a_file_that_holds_something_else(tmp_path: Path, content: str):
+    file = tmp_path / "notes"
+    file.write_text(content)
+    with pytest.raises(InputError, match=r"notes (line 1 is not JSON|holds something else)"):
+        AnswerFile(file, settings=SETTINGS)
+    assert file.read_text() == content
+
+
 def test_an_interrupted_run_goes_on_with_the_same_sampling_for_each_prompt(tmp_path: Path):
     file = tmp_path / "answers.jsonl"
     with pytest.raises(KeyboardInterrupt):

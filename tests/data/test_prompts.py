@@ -134,7 +134,7 @@ def test_domain_and_limit(tmp_path: Path):
 
 
 def test_a_file_without_a_usable_prompt_says_why(tmp_path: Path):
-    with pytest.raises(InputError, match=r"holds no usable prompt \(not an object: 2\)"):
+    with pytest.raises(InputError, match=r"holds no usable prompt \(not an object: 2\); each"):
         read_prompts(write(tmp_path, ["x", "y"]))
     with pytest.raises(InputError, match="is not a file"):
         read_prompts(tmp_path / "missing.jsonl")

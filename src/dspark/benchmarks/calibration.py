@@ -48,6 +48,7 @@ class CalibrationConfig:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 2:
             raise InputError(f"max_new_tokens is {self.max_new_tokens}, but it must be at least 2.")
+        SamplingParams(seed=self.seed)
         classes = [self.class_of(t) for t in self.temperatures]
         if not classes or len(set(classes)) < len(classes):
             raise InputError(

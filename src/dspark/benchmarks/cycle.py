@@ -43,10 +43,12 @@ class CycleBenchConfig:
     """Of every request; `max_tokens` is set to what the steps may need."""
 
     def __post_init__(self) -> None:
-        if min(self.num_requests, default=0) < 1 or self.steps < 1 or self.prompt_tokens < 1:
+        for name in ("steps", "prompt_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
+        if min(self.num_requests, default=0) < 1:
             raise InputError(
-                f"requests {tuple(self.num_requests)}, steps {self.steps} and prompt tokens "
-                f"{self.prompt_tokens} must all be at least 1."
+                f"num_requests is {tuple(self.num_requests)}, but each must be at least 1."
             )
 
 

@@ -40,6 +40,8 @@ class DemoConfig:
         for name in ("max_new_tokens", "repeats"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
+        demo_prompts(self.num_prompts)
+        SamplingParams(temperature=self.temperature, seed=self.seed)
 
     def params(self, index: int) -> SamplingParams:
         """How the prompt of this number is answered, plain and drafted alike."""

@@ -47,7 +47,7 @@ class EvaluationConfig:
             if width is not None and width < 1:
                 raise InputError(f"width is {width}, but it must be at least 1.")
         for temperature in self.temperatures:
-            SamplingParams(temperature=temperature)
+            SamplingParams(temperature=temperature, seed=self.seed)
         if not self.temperatures or not self.widths:
             raise InputError("An evaluation needs at least one temperature and one width.")
 

@@ -54,11 +54,18 @@ class ExactnessConfig:
         for name in ("temperatures", "batches"):
             if not getattr(self, name):
                 raise InputError(f"{name} is empty, which would prove nothing; name one at least.")
+        for temperature in self.temperatures:
+            SamplingParams(temperature=temperature, seed=self.seed)
         for batch in self.batches:
             if batch != MIXED and not (batch.isdecimal() and int(batch) > 0):
                 raise InputError(
                     f"batch is {batch!r}, but it must be a number above 0, or {MIXED}."
                 )
+
+    @property
+    def most_requests(self) -> int:
+        """Of the engine, so that each batch runs as large as it is called; a mixed one has 16."""
+        return max(16, self.reference_batch, *(int(b) for b in self.batches if b != MIXED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

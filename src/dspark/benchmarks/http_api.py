@@ -12,7 +12,8 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 from urllib.parse import urlsplit
 
-from dspark.errors import InputError, ServerFault
+from dspark.data.endpoints import check_base
+from dspark.errors import ServerFault
 
 _SAID = 300  # characters of an error's body that a message repeats
 
@@ -37,11 +38,7 @@ class HttpApi:
     """Longest silence of the server."""
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise InputError(
-                f"url is {self.url!r}, but it must be a base such as http://localhost:8000/v1."
-            )
+        check_base(self.url, name="url")
 
     def get(self, path: str) -> Mapping[str, Any]:
         """The JSON object at `path`, such as /models."""

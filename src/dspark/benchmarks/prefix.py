@@ -37,6 +37,7 @@ class PrefixConfig:
         for name in ("requests", "system_tokens", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
+        SamplingParams(temperature=self.temperature, seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from dspark.benchmarks.peer_weights import model_path
 from dspark.benchmarks.peers import Engine
 from dspark.benchmarks.worker import Sample, Worker
 from dspark.errors import InputError
+from dspark.machine import num_processors
 
 Prompts = Sequence[Sequence[int]]
 
@@ -40,6 +41,11 @@ class RaceConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} is {value}, but it must be at least {least}.")
+        if (self.num_threads or 1) > num_processors():
+            raise InputError(
+                f"num_threads is {self.num_threads}, but it must lie in 1..{num_processors()}, the "
+                "processors that this process may use."
+            )
 
     @property
     def threads(self) -> int:

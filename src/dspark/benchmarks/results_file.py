@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dspark.data.durable_rows import append_row
+from dspark.data.durable_rows import append_row, is_unfinished_header
 from dspark.errors import InputError
 
 
@@ -41,17 +41,19 @@ class ResultsFile:
         raw = self.path.read_bytes() if self.path.exists() else b""
         whole = raw[: raw.rfind(b"\n") + 1]
         if not whole:
+            if not is_unfinished_header(raw, "settings"):
+                raise self.foreign(0)
             self.path.write_bytes(b"")
             self.add({"settings": dict(settings)})
             return []
-        if len(whole) < len(raw):
-            os.truncate(self.path, len(whole))
         rows = [self._row(number, line) for number, line in enumerate(whole.splitlines())]
         if len(rows) == 1 and isinstance(rows[0].get("settings"), dict):  # no result to go on from
             self.path.write_bytes(b"")
             self.add({"settings": dict(settings)})
             return []
         self._check_settings(rows[0].get("settings"), settings)
+        if len(whole) < len(raw):  # and now it is known to be ours
+            os.truncate(self.path, len(whole))
         return rows[1:]
 
     def _row(self, number: int, line: bytes) -> Mapping[str, Any]:

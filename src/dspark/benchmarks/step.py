@@ -44,12 +44,11 @@ class StepConfig:
     """Passes of each size before the clock runs."""
 
     def __post_init__(self) -> None:
-        others = (self.context, self.prefill, self.repeats)
-        if min(self.sizes, default=0) < 1 or min(others) < 1:
-            raise InputError(
-                f"sizes {tuple(self.sizes)}, context {self.context}, prefill {self.prefill} and "
-                f"repeats {self.repeats} must all be at least 1."
-            )
+        for name in ("context", "prefill", "repeats"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
+        if min(self.sizes, default=0) < 1:
+            raise InputError(f"sizes is {tuple(self.sizes)}, but each must be at least 1.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +99,18 @@ def measure(
 ) -> StepReport:
     """Time every size in both shapes; `on_size(shape, size, milliseconds)` hears of each median.
 
-    `plain` is the same target unpacked; without it no prefill is timed.
+    `plain` is the same target unpacked; without it no prefill is timed. Raises `InputError` for
+    more positions than the target has.
     """
+    room = config.context + max(config.sizes)
+    if room > target.spec.max_positions:
+        raise InputError(
+            f"context is {config.context}, but with a pass of {max(config.sizes)} tokens behind it "
+            f"that is more than the {target.spec.max_positions} positions of target "
+            f"{target.spec.name}; lower it."
+        )
     weight_bytes = streamed_bytes(target)
     stream = Stream(weight_bytes)
-    room = config.context + max(config.sizes)
     one = Passes(target, num_requests=1, num_positions=room)
     many = Passes(target, num_requests=max(config.sizes), num_positions=config.context + 1)
     one.fill(seed=0)

@@ -23,6 +23,7 @@ from dspark.data.answers import Answer
 from dspark.data.batches import pack
 from dspark.data.hidden_states import OnlineStates, States
 from dspark.errors import InputError
+from dspark.machine import num_processors
 from dspark.models.drafter import Drafter
 from dspark.models.drafter_config import DrafterConfig, default_target_layer_ids
 from dspark.models.embedded import DEFAULT_TARGET
@@ -63,8 +64,24 @@ class TrainBenchConfig:
     """Compile the elementwise part of our loss."""
 
     def __post_init__(self) -> None:
-        if self.num_samples < 1:
-            raise InputError(f"num_samples is {self.num_samples}, but it must be at least 1.")
+        for name in (
+            "num_samples",
+            "prompt_tokens",
+            "num_layers",
+            "block_size",
+            "rank",
+            "num_anchors",
+            "repeats",
+        ):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
+        if self.answer_tokens < 2:
+            raise InputError(f"answer_tokens is {self.answer_tokens}, but it must be at least 2.")
+        if self.threads is not None and not 1 <= self.threads <= num_processors():
+            raise InputError(
+                f"threads is {self.threads}, but it must lie in 1..{num_processors()}, the "
+                "processors that this process may use."
+            )
         if self.answer_tokens - 1 > self.num_anchors:
             raise InputError(
                 f"answer_tokens is {self.answer_tokens}, but only {self.num_anchors} anchors are "

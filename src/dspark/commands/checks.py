@@ -49,7 +49,7 @@ def at_least_one(option: typer.CallbackParam, value: int | None) -> int | None:
 
 
 def above_zero(option: typer.CallbackParam, value: float | None) -> float | None:
-    """A length of time. Raises `InputError` for 0, below, and for nan."""
+    """A length of time or a rate. Raises `InputError` for 0, below, and for nan."""
     if value is not None and not value > 0:
         raise InputError(f"{option.name} is {value}, but it must be above 0.")
     return value

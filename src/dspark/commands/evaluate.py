@@ -114,6 +114,7 @@ def evaluate(
     )
     if plots is not None:
         require_matplotlib()
+    assembly.check_drafters(options.target, drafter or ["auto"])
     recorded = assembly.recorded_mode(options.target, drafter, thinking=thinking, system=system)
     chats = assembly.read_tasks(
         data,

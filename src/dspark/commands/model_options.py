@@ -59,10 +59,16 @@ class ModelOptions:
         max_requests: int | None = None,
         page_size: int | None = None,
         thinking: bool | None = None,
+        must_draft: bool = False,
     ) -> "LLM":
-        """The target with its drafter; says that this takes its time."""
+        """The target with its drafter; says that this takes its time.
+
+        With `must_draft` the lack of a drafter is told before.
+        """
         from dspark import assembly
 
+        if must_draft:
+            assembly.check_drafters(self.target, [self.drafter or "auto"])
         assembly.set_threads(self.threads)  # what cannot be is told before anything else
         words = "loading the model" if self.drafter == "none" else "loading the models"
         with working(console, words):

@@ -197,13 +197,12 @@ def profile(
     It is done by itself when auto is used first. Exit code 1 says that the table is of no use,
     and why.
     """
-    from dspark import artifacts, assembly
+    from dspark import artifacts
     from dspark.algorithms.cost_faults import find_fault
     from dspark.benchmarks.tables import print_step_cost
 
     console = Console(stderr=True)
-    llm = options.load(console, max_requests=requests)
-    assembly.require_drafter(llm)
+    llm = options.load(console, max_requests=requests, must_draft=True)
     with progress_bars(console) as progress:
         update = partial(Bars(progress).update, "numbers of requests")
         cost = llm.step_cost(is_new=True, on_size=update)
@@ -297,13 +296,16 @@ def load(
     )
     if plots is not None:
         require_matplotlib()
+    if record is not None:
+        load_session.check_record(record)
+    chats = load_session.read_chats(data or [], limit=limit)
     console = Console(stderr=True)
-    llm = options.load(console, max_requests=config.most_requests)
+    llm = options.load(console, max_requests=config.most_requests, must_draft=True)
     if policies is None:
         config = replace(config, policies=default_policies(llm.block_size))
     report = load_session.run_sweep(
         llm,
-        load_session.tasks_of(llm, data or [], limit=limit),
+        load_session.tasks_of(llm, chats),
         config=config,
         weights=load_session.drafter_hash(options.target, options.drafter),
         quantization=options.quantization,

@@ -15,7 +15,7 @@ from dspark.commands.arguments import (
 from dspark.commands.bundles import Except
 from dspark.commands.checks import above_zero, at_least_one, file_to_write
 from dspark.commands.model_options import ModelOptions
-from dspark.commands.shared import Bars, key_of, progress_bars, working
+from dspark.commands.shared import Bars, key_of, progress_bars
 from dspark.errors import InputError, Stopped
 from dspark.interrupts import polite_stop
 from dspark.options import given, option
@@ -144,16 +144,15 @@ def prepare(
         is_raw=raw,
     )
     if endpoint:
-        with working(console, "asking the servers which model they have"):
-            answering = session.over_http(
-                asked,
-                **given(retries=retries),
-                urls=endpoint,
-                model=asked.target if model is None else model,
-                concurrency=concurrency,
-                has_token_ids=token_ids,
-                api_key=key_of(api_key_file),
-            )
+        answering = session.over_http(
+            asked,
+            **given(retries=retries),
+            urls=endpoint,
+            model=asked.target if model is None else model,
+            concurrency=concurrency,
+            has_token_ids=token_ids,
+            api_key=key_of(api_key_file),
+        )
     else:
         llm = replace(options, drafter="none").load(
             console, max_requests=concurrency, thinking=thinking

@@ -85,6 +85,7 @@ def exact(
     prompts = [
         prompt.as_chat() for file in data for prompt in read_prompts(file, limit=limit).prompts
     ]
+    assembly.check_drafters(target, [drafter or "auto"])
     console, runs = Console(stderr=True), []
     with progress_bars(console) as progress:
         for name, llm in assembly.load_arithmetics(
@@ -93,10 +94,9 @@ def exact(
             drafter=drafter,
             is_compiled=not eager,
             threads=threads,
-            max_requests=16,
+            max_requests=config.most_requests,
             policy=policy,
         ):
-            assembly.require_drafter(llm)
             bars = Bars(progress)
             runs += measure(llm, prompts, arithmetic=name, config=config, on_progress=bars.update)
     report = report_of(runs, num_prompts=len(prompts), config=config)

@@ -110,10 +110,10 @@ def chat(
     from dspark.chat import Conversation, run
 
     params = sampling.params()
-    console = Console()
+    console, errors = Console(), Console(stderr=True)
     chosen = replace(options, drafter="none") if plain else options
-    llm = chosen.load(console, thinking=thinking)
-    find_costs(llm, console)
+    llm = chosen.load(errors, thinking=thinking)
+    find_costs(llm, errors)
     conversation = Conversation(llm, params, system=system)
     run(
         conversation,
@@ -137,7 +137,6 @@ def demo(
     Exit code 0 says that every text was the same, or that each difference is a near tie within
     the measured noise of the arithmetic.
     """
-    from dspark import assembly
     from dspark.benchmarks.demo import DemoConfig, run
     from dspark.benchmarks.demo_screen import DemoScreen, print_demo
     from dspark.benchmarks.painter import legend
@@ -151,11 +150,9 @@ def demo(
             seed=seed,
         )
     )
-    console = Console(stderr=as_json)
-    llm = options.load(console)
-    if options.drafter != "none":
-        assembly.require_drafter(llm)
-    find_costs(llm, console)
+    console, errors = Console(stderr=as_json), Console(stderr=True)
+    llm = options.load(errors, must_draft=options.drafter != "none")
+    find_costs(llm, errors)
     if not as_json:
         console.print(legend())
     report = run(llm, config, watcher=None if as_json else DemoScreen(console, llm.tokenizer))

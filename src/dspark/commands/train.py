@@ -14,7 +14,7 @@ from dspark.commands.arguments import (
     Target,
     Threads,
 )
-from dspark.commands.checks import folder_to_write
+from dspark.commands.checks import above_zero, folder_to_write
 from dspark.commands.shared import (
     print_json,
 )
@@ -167,6 +167,7 @@ def train(
         typer.Option(
             help="Matrix products of the machine to plan for, 10^12 operations a second.",
             show_default="measured here",
+            callback=above_zero,
             rich_help_panel=_PLAN_PANEL,
         ),
     ] = None,

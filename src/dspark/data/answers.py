@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dspark.data.durable_rows import append_row
+from dspark.data.durable_rows import append_row, is_unfinished_header
 from dspark.errors import InputError
 
 _HEADER = "prepare"
@@ -203,11 +203,12 @@ class AnswerFile:
     """An answers file that grows by one line a turn and goes on after a kill at any moment."""
 
     def __init__(self, path: str | Path, *, settings: AnswerSettings) -> None:
-        """Cuts a last line that a kill left unfinished. Raises `InputError` if the file was made
-        with other settings: two kinds of answers in one file would teach neither."""
+        """Cuts a last line that a kill left unfinished. Raises `InputError`, and leaves the file as
+        it is, if it is no answers file, or was made with other settings: two kinds of answers in
+        one file would teach neither."""
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        rows = list(_repaired(self.path))
+        rows = _repaired(self.path)
         found = [row for row in rows if isinstance(row, AnswerSettings)]
         self.turns: dict[str, list[Answer]] = {}
         """Answers of each conversation in the file, by turn."""
@@ -233,12 +234,15 @@ class AnswerFile:
         append_row(self.path, row, rows="answers", kept="answers")
 
 
-def _repaired(file: Path) -> Iterator[Answer | AnswerSettings]:
+def _repaired(file: Path) -> list[Answer | AnswerSettings]:
     raw = file.read_bytes() if file.exists() else b""
     whole = raw[: raw.rfind(b"\n") + 1]
+    rows = list(_parse(file, whole))
+    if not rows and not is_unfinished_header(raw, _HEADER):
+        raise InputError(f"{file} holds something else than answers; name another file.")
     if len(whole) < len(raw):
         os.truncate(file, len(whole))
-    return _parse(file, whole)
+    return rows
 
 
 def _check_same(file: Path, found: AnswerSettings, wanted: AnswerSettings) -> None:
@@ -257,7 +261,10 @@ def _parse(file: Path, raw: bytes) -> Iterator[Answer | AnswerSettings]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise InputError(f"{file} line {number} is not JSON ({error}).") from error
+            raise InputError(
+                f"{file} line {number} is not JSON ({error}); give an answers file of `dspark "
+                "prepare`."
+            ) from error
         if isinstance(row, dict) and isinstance(row.get(_HEADER), dict):
             settings = _settings_of(row[_HEADER], file, number)
             yield settings

@@ -9,6 +9,15 @@ from typing import Any
 from dspark.errors import CapacityError
 
 
+def is_unfinished_header(raw: bytes, key: str) -> bool:
+    """Whether a file without a whole line is one of ours whose first row, `{key: {..}}`, was cut.
+
+    Nothing may be taken away from any other file.
+    """
+    begin = json.dumps({key: {}}).encode().removesuffix(b"}}")
+    return begin.startswith(raw[: len(begin)])
+
+
 def append_row(path: Path, row: Mapping[str, Any], *, rows: str, kept: str) -> None:
     """Add a line and wait until it is on the disk.
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import count
 from typing import Any
+from urllib.parse import urlsplit
 
 from dspark.data.answers import Answer
 from dspark.data.preparation import Failure, Take, Turn
@@ -22,6 +23,20 @@ from dspark.text.answer_span import AnswerSpan
 
 MAX_FAILURES_IN_A_ROW = 10
 _TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504)
+
+
+def check_base(url: str, *, name: str) -> None:
+    """Raises `InputError`, which names the option, for what is no base of a server."""
+    try:
+        parts = urlsplit(url)
+        is_base = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query
+        _ = parts.port  # a number in range, or `ValueError`
+    except ValueError:
+        is_base = False
+    if not is_base or any(character.isspace() for character in url):
+        raise InputError(
+            f"{name} is {url!r}, but it must be a base such as http://localhost:8000/v1."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +61,7 @@ class EndpointConfig:
 
     def __post_init__(self) -> None:
         for url in self.urls:
-            if not url.startswith(("http://", "https://")):
-                raise InputError(
-                    f"endpoint is {url!r}, but it must be a base such as http://localhost:8000/v1."
-                )
+            check_base(url, name="endpoint")
         if not self.urls:
             raise InputError("endpoint is empty; give at least one, such as http://host:8000/v1.")
         for name, least in (("concurrency", 1), ("retries", 0), ("backoff_s", 0), ("timeout_s", 0)):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import InputError, first_line
+from dspark.models import hub
 
 Row = tuple[int, Mapping[str, Any] | str]
 """Line or row number from 1, and the row or the reason why there is none."""
@@ -95,6 +96,11 @@ def _data_set(source: str) -> Iterator[Row]:
     except ImportError as error:
         raise _missing("datasets", f"load the data set {source!r}") from error
     name, _, split = source.partition(":")
+    if not Path(name).exists() and hub.is_out_of_reach(name, "dataset"):
+        raise InputError(
+            f"{source} is no file here, and {hub.endpoint()}, where a data set of this name could "
+            "be, cannot be reached; give a file, or try again when there is a network."
+        )
     try:
         loaded = load_dataset(name, split=split or "train")
     except (DatasetsError, OSError, ValueError) as error:

@@ -26,6 +26,7 @@ _ROLES = {
 }
 _TOOL_ROLES = ("tool", "function", "function_call", "observation")
 _KEYS = ("turns", "messages", "conversations", "prompt")
+_ONE_KEY = f"{', '.join(_KEYS[:-1])} or {_KEYS[-1]}"
 COLUMNS = ("id", "domain", "system", *_KEYS)
 """Keys of a row that mean something; a column map renames others to them."""
 
@@ -79,8 +80,9 @@ def read_prompts(
     """Prompts of a file or a data set (`rows_of`), at most `limit`.
 
     `domain` is for rows that name none; `columns` says which column of theirs holds what we call
-    `id`, `domain`, `system`, `turns`, `messages`, `conversations` or `prompt`. Raises `InputError`
-    for a source that cannot be read or holds no usable prompt.
+    `id`, `domain`, `system`, `turns`, `messages`, `conversations` or `prompt`; `None` where the
+    caller has no option for that. Raises `InputError` for a source that cannot be read or holds no
+    usable prompt.
     """
     name, renamed = str(source), _checked(columns or {})
     prompts: list[Prompt] = []
@@ -102,7 +104,14 @@ def read_prompts(
     if not prompts:
         reasons = Counter(row.reason for row in skipped)
         listed = ", ".join(f"{reason}: {count}" for reason, count in reasons.items()) or "empty"
-        raise InputError(f"{name} holds no usable prompt ({listed}).")
+        raise InputError(
+            f"{name} holds no usable prompt ({listed}); each row needs {_ONE_KEY}"
+            + (
+                ", or tell by --column which one it is, as in prompt=question."
+                if columns is not None
+                else "."
+            )
+        )
     return PromptFile(prompts=prompts, skipped=skipped)
 
 
@@ -114,7 +123,9 @@ def with_system(prompts: Sequence[Prompt], system: str) -> list[Prompt]:
 def _checked(columns: Mapping[str, str]) -> Mapping[str, str]:
     for key in columns:
         if key not in COLUMNS:
-            raise InputError(f"column {key!r} means nothing; map one of {', '.join(COLUMNS)}.")
+            raise InputError(
+                f"column {key!r} means nothing; give --column one of {', '.join(COLUMNS)}."
+            )
     return columns
 
 
@@ -157,7 +168,7 @@ def _messages(row: Mapping[str, Any]) -> Messages | str:
         return _asked(_from_sharegpt(row["conversations"]))
     if isinstance(row.get("prompt"), str):
         return _asked([("user", row["prompt"])])
-    return f"no {', '.join(_KEYS[:-1])} or {_KEYS[-1]}"
+    return f"no {_ONE_KEY}"
 
 
 def _from_turns(turns: Sequence[Any]) -> Messages | str:

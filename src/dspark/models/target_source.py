@@ -11,16 +11,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from dspark.errors import ModelError, first_line
-from dspark.models import attention, embedded, gguf
+from dspark.models import attention, embedded, gguf, hub
 from dspark.models.target_spec import refuse_unsupported
 
 
 def resolve_source(source: str | Path) -> str:
     """What transformers can load: a directory, or a hub name left as it is.
 
-    Raises `ModelError` for a path that does not exist.
+    Raises `ModelError` for a path that does not exist, and for a name while the hub is out of
+    reach.
     """
     text = str(source)
+    if not text.strip():
+        raise ModelError("The target's name is empty; give a directory, GGUF file or hub name.")
     if embedded.is_embedded(text):
         return str(embedded.embedded_target(text))
     path = Path(text).expanduser()
@@ -39,8 +42,18 @@ def resolve_source(source: str | Path) -> str:
         raise ModelError(
             f"Target {text} is a file, but not a .gguf; give a directory, GGUF file or hub name."
         )
-    if path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1:
+    if (
+        path.is_absolute()
+        or text.startswith((".", "~"))
+        or text.count("/") > 1
+        or text.endswith("/")
+    ):
         raise ModelError(f"Target {text} does not exist; give a directory, GGUF file or hub name.")
+    if hub.is_out_of_reach(text):
+        raise ModelError(
+            f"Target {text} is no directory here, and {hub.endpoint()} cannot be reached; give a "
+            "directory or a GGUF file, or try again when there is a network."
+        )
     return text
 
 

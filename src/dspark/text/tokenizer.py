@@ -56,10 +56,9 @@ class Tokenizer:
             else:
                 raw = AutoTokenizer.from_pretrained(str(source))
         except (OSError, ValueError, KeyError) as error:
-            raise ModelError(
-                f"No tokenizer could be read from {str(source)!r}; give a model directory with "
-                f"tokenizer.json, a GGUF file or a hub name ({first_line(error)})."
-            ) from error
+            raise _no_tokenizer(source, first_line(error)) from error
+        if not raw.encode("a", add_special_tokens=False):  # transformers makes an empty one
+            raise _no_tokenizer(source, "what is there has no tokens")
         return cls(raw)
 
     @property
@@ -304,3 +303,10 @@ def _byte_level_table() -> dict[str, int]:
 
 def _is_byte_piece(piece: str) -> bool:
     return len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
+
+
+def _no_tokenizer(source: str | Path, reason: str) -> ModelError:
+    return ModelError(
+        f"No tokenizer could be read from {str(source)!r}; give a model directory with "
+        f"tokenizer.json, a GGUF file or a hub name ({reason})."
+    )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dspark.algorithms.policies import parse_policy
 from dspark.core import Coupling, SamplingParams
 from dspark.errors import InputError
 
@@ -90,23 +91,32 @@ class LoadConfig:
     """How draft and target are drawn together above temperature 0: maximal or shared-noise."""
 
     def __post_init__(self) -> None:
+        self._check_what_is_swept()
+        for name in ("repeats", "max_new_tokens", "max_step_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
+        for name, value in (("unit_s", self.unit_s), ("budget_minutes", self.budget_minutes)):
+            if value is not None and not value > 0:
+                raise InputError(f"{name} is {value}, but it must be above 0.")
+        for temperature in self.temperatures:
+            SamplingParams(temperature=temperature, seed=self.seed)
+
+    def _check_what_is_swept(self) -> None:
         for name, values in (("concurrency", self.concurrency), ("rates", self.rates)):
             if any(value <= 0 for value in values) or len(set(values)) < len(values):
                 raise InputError(
                     f"{name} is {list(values)}, but its values must be different and above 0."
                 )
-        if not self.loads or not self.policies or not self.temperatures:
-            raise InputError("A load sweep needs a load, a policy and a temperature.")
-        if len(set(self.policies)) < len(self.policies):
-            raise InputError(f"policies is {list(self.policies)}, but each may stand there once.")
-        for name in ("repeats", "max_new_tokens", "max_step_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
-        for name, value in (("unit_s", self.unit_s), ("budget_minutes", self.budget_minutes)):
-            if value is not None and value <= 0:
-                raise InputError(f"{name} is {value}, but it must be above 0.")
-        for temperature in self.temperatures:
-            SamplingParams(temperature=temperature)
+        if not self.loads:
+            raise InputError("concurrency and rates are empty; give --concurrency or --rates.")
+        for name in ("policies", "temperatures"):
+            values = getattr(self, name)
+            if not values:
+                raise InputError(f"{name} is empty; name one at least.")
+            if len(set(values)) < len(values):
+                raise InputError(f"{name} is {list(values)}, but each may stand there once.")
+        for policy in self.policies:
+            parse_policy(policy)
 
     @property
     def loads(self) -> Sequence[Load]:

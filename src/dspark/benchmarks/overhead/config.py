@@ -35,4 +35,4 @@ class OverheadConfig:
             )
         if self.max_new_tokens < 2:
             raise InputError(f"max_new_tokens is {self.max_new_tokens}, but it must be >= 2.")
-        SamplingParams(temperature=self.temperature)
+        SamplingParams(temperature=self.temperature, seed=self.seed)

@@ -67,13 +67,13 @@ class ServeBenchConfig:
         limits = {"sla_ttft_ms": self.sla_ttft_ms, "sla_itl_ms": self.sla_itl_ms}
         positive = {"seconds": self.seconds, "timeout_seconds": self.timeout_seconds, **limits}
         for name, value in positive.items():
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise InputError(f"{name} is {value}, but it must be above 0.")
-        if self.warmup_seconds < 0:
+        if not self.warmup_seconds >= 0:
             raise InputError(f"warmup_seconds is {self.warmup_seconds}, but it must be >= 0.")
         if self.max_new_tokens < 2:
             raise InputError(f"max_new_tokens is {self.max_new_tokens}, but it must be >= 2.")
-        SamplingParams(temperature=self.temperature)
+        SamplingParams(temperature=self.temperature, seed=self.seed)
 
     @property
     def loads(self) -> Sequence[Load]:

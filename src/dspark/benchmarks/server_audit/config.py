@@ -45,7 +45,7 @@ class AuditConfig:
     """First of these seeds, and seed of the permutations."""
 
     def __post_init__(self) -> None:
-        SamplingParams(temperature=self.temperature)
+        SamplingParams(temperature=self.temperature, seed=self.seed)
         least = {"samples": 20, "tokens": 2, "sampled_prompts": 1, "greedy_tokens": 1}
         for name, value in {**least, "concurrency": 1, "top_logprobs": 2}.items():
             if getattr(self, name) < value:
@@ -57,7 +57,7 @@ class AuditConfig:
                 f"permutations is {self.permutations}, too few to reject anything at a false_alarm "
                 f"of {self.false_alarm}; take at least {NUM_STATISTICAL / self.false_alarm:.0f}."
             )
-        if self.max_noise < 0.0:
+        if not self.max_noise >= 0.0:
             raise InputError(f"max_noise is {self.max_noise}, but it must be >= 0.")
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dspark.artifacts import read_lines
 from dspark.errors import InputError
 
 
@@ -28,10 +29,7 @@ class TracedRequest:
 
 def read_trace(path: str | Path) -> Sequence[TracedRequest]:
     """The requests by time, the first one at 0. Raises `InputError` for a file of anything else."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error}).") from error
+    lines = read_lines(Path(path), wanted="a trace of arrivals, JSON lines")
     found = []
     for number, line in enumerate(lines, start=1):
         try:

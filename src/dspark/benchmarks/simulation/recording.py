@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from dspark.algorithms.calibration import Logits
+from dspark.artifacts import read_lines
 from dspark.benchmarks.journal import PLAIN, PromptRecord
 from dspark.core import FinishReason
 from dspark.errors import InputError
 
+_WRITERS = "`dspark evaluate` or `dspark bench load`"
 _USUAL_PROMPT = 64
 """Tokens of a prompt whose length an old results file does not tell."""
 _HOPELESS = -30.0
@@ -113,18 +115,14 @@ def recordings_of(records: Sequence[PromptRecord]) -> Mapping[float, Recording]:
 
 
 def _records_of(path: Path) -> Iterator[PromptRecord]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error}).") from error
+    lines = read_lines(path, wanted=f"a results file of {_WRITERS}")
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
             found = _record(row)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(
-                f"{path} line {number} is no recorded answer; give a results file of `dspark "
-                "evaluate` or `dspark bench load`."
+                f"{path} line {number} is no recorded answer; give a results file of {_WRITERS}."
             ) from error
         if found is not None:
             yield found

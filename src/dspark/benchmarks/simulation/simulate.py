@@ -22,7 +22,7 @@ from dspark.benchmarks.simulation.engine import (
     tasks_of,
 )
 from dspark.benchmarks.simulation.recording import Recording
-from dspark.core import Coupling
+from dspark.core import Coupling, SamplingParams
 from dspark.engine.planner import Planner
 from dspark.errors import InputError
 
@@ -63,6 +63,7 @@ class SimulationConfig:
         ):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but it must be at least 1.")
+        SamplingParams(seed=self.seed)
         for users in self.concurrency:
             if users < self.replicas:
                 raise InputError(

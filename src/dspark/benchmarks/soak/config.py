@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dspark.core import SamplingParams
 from dspark.errors import InputError
 
 
@@ -42,5 +43,6 @@ class SoakConfig:
             "max_growth",
             "timeout_seconds",
         ):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}, but it must be above 0.")
+        SamplingParams(seed=self.seed)
