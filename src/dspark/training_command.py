@@ -19,6 +19,7 @@ from dspark.data.remote_states import serve_states
 from dspark.dry_run import Amount, describe, dry_run
 from dspark.errors import InputError, Stopped
 from dspark.interrupts import polite_stop
+from dspark.models.checkpoint import check_place
 from dspark.models.embedded import DEFAULT_TARGET
 from dspark.models.target_source import resolve_source
 from dspark.recipes import Recipe
@@ -153,6 +154,7 @@ class TrainingCommand:
     def _run_config(self) -> RunConfig:
         if self.out is None:
             raise InputError("--out is missing; give the directory that the drafter goes to.")
+        check_place(self.out)
         return RunConfig(
             out=self.out,
             work=self.out.with_name(self.out.name + "-work") if self.work is None else self.work,

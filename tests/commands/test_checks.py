@@ -137,6 +137,16 @@ def test_a_value_that_cannot_be_is_named_before_anything_is_loaded(
     assert done.err.count("\n") == 1
 
 
+def test_training_into_the_directory_of_a_model_is_refused_before_the_work(
+    run: Run, there: Path, model_dir: Path
+) -> None:
+    before = {path.name: path.read_bytes() for path in model_dir.iterdir()}
+    done = run("train", "p.jsonl", "--steps", 1, "--out", model_dir, *SIMPLE)
+    assert done.code == 1
+    assert f"{model_dir} holds a model that is no drafter" in done.complaint()
+    assert {path.name: path.read_bytes() for path in model_dir.iterdir()} == before
+
+
 CLIENTS = (("audit",), ("bench", "serve"), ("bench", "soak"))
 
 

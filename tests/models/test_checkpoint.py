@@ -201,6 +201,23 @@ def test_saving_again_keeps_the_files_beside_the_weights(tmp_path):
     assert names_in(tmp_path / "d") == {"config.json", "model.safetensors", "model_card.md"}
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.json": '{"architectures": ["LlamaForCausalLM"]}', "model.safetensors": "weights"},
+        {"model-00001-of-00002.safetensors": "weights"},
+        {"config.json": "notes"},
+    ],
+)
+def test_a_drafter_takes_the_place_of_no_other_model(tmp_path, files):
+    """`dspark train --out` with the target's own directory replaced the target's weights."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ModelError, match="holds a model that is no drafter"):
+        saved(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
+
 def test_a_full_disk_leaves_the_last_save_intact(tmp_path):
     target = saved(tmp_path / "d")
     before = (tmp_path / "d/model.safetensors").read_bytes()

@@ -20,7 +20,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dspark.errors import ModelError, NumericsError
-from dspark.models.config_spellings import ParsedConfig, parse_config, parse_provenance
+from dspark.models.config_spellings import (
+    ParsedConfig,
+    drafter_kind,
+    parse_config,
+    parse_provenance,
+)
 from dspark.models.directory import replaced_directory
 from dspark.models.drafter_config import DrafterConfig, DrafterKind
 from dspark.models.drafter_format import Provenance, config_document, file_name, module_name
@@ -88,6 +93,20 @@ def check_folder(path: str | Path) -> None:
     _document(Path(path))
 
 
+def check_place(path: str | Path) -> None:
+    """Raises `ModelError` where a save would take the place of weights that are no drafter's."""
+    folder = Path(path)
+    if not folder.is_dir() or not any(_WRITTEN.fullmatch(file.name) for file in folder.iterdir()):
+        return
+    try:
+        drafter_kind(_document(folder))
+    except ModelError as error:
+        raise ModelError(
+            f"{folder} holds a model that is no drafter, which a drafter written there would "
+            "replace; give another directory."
+        ) from error
+
+
 def load_drafter(
     path: str | Path,
     target: TargetWeights,
@@ -125,8 +144,10 @@ def save_drafter(drafter: AnyDrafter, path: str | Path, *, provenance: Provenanc
 
     Everything goes to a directory beside it first, which then takes its place; other files of an
     earlier save are kept. The target's embedding and LM head are not stored.
-    Raises `NumericsError` for a tensor that is not finite, `CapacityError` for a full disk.
+    Raises `NumericsError` for a tensor that is not finite, `CapacityError` for a full disk,
+    `ModelError` for a directory with a model that is no drafter.
     """
+    check_place(path)
     tensors = _state(drafter)
     check_state(drafter.config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     _check_finite(tensors, NumericsError, "nothing was saved; train from the last good state")

@@ -62,7 +62,7 @@ def parse_config(
     `num_target_layers` serves files that do not store it. Raises `ModelError` for another kind
     of drafter, a missing or contradictory key, and for what this engine would draft wrongly.
     """
-    kind = _kind(document)
+    kind = drafter_kind(document)
     ours = _ours(document)
     _check_version(ours)
     values = _flattened(document)
@@ -140,7 +140,7 @@ def _ours(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return ours
 
 
-def _kind(document: Mapping[str, Any]) -> DrafterKind:
+def drafter_kind(document: Mapping[str, Any]) -> DrafterKind:
     """UC-082: a drafter of a kind unknown here is refused by name, before any weight is read."""
     check_kinds(document, STRUCTURE)
     names = set(document.get("architectures") or ())
