@@ -275,7 +275,7 @@ def test_bench_load_measures_goes_on_and_feeds_the_simulator(
     [
         (["--concurrency", "two"], "whole numbers"),
         (["--policies", "best"], "best"),
-        (["--concurrency", ""], "needs a load"),
+        (["--concurrency", ""], "give --concurrency or --rates"),
     ],
 )
 def test_bench_load_refuses_what_cannot_be_measured(

@@ -114,7 +114,6 @@ def evaluate(
     )
     if plots is not None:
         require_matplotlib()
-    assembly.check_drafters(options.target, drafter or ["auto"])
     recorded = assembly.recorded_mode(options.target, drafter, thinking=thinking, system=system)
     chats = assembly.read_tasks(
         data,
@@ -123,6 +122,7 @@ def evaluate(
         system=recorded.system,
         is_raw=raw,
     )
+    assembly.check_drafters(options.target, drafter or ["auto"])
     console = Console(stderr=True)
     llm = replace(options, drafter="none", policy="fixed", copies=False).load(
         console, max_requests=config.batch_size, thinking=recorded.thinking

@@ -42,7 +42,7 @@ def test_the_default_policies_are_the_scheduler_and_all_that_it_must_beat() -> N
     [
         ({"concurrency": (0,)}, "above 0"),
         ({"concurrency": (2, 2)}, "different"),
-        ({"concurrency": ()}, "needs a load"),
+        ({"concurrency": ()}, "give --concurrency or --rates"),
         ({"policies": ("none", "none")}, "once"),
         ({"repeats": 0}, "at least 1"),
         ({"unit_s": 0.0}, "above 0"),

@@ -87,7 +87,7 @@ def test_nothing_recorded_is_refused(tmp_path: Path) -> None:
         Recording.of([plain])
     with pytest.raises(InputError, match="no round whose whole block"):
         recordings_of([replace(record(), cell=replace(record().cell, width=1))])
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="does not exist"):
         read_records([tmp_path / "missing.jsonl"])
 
 
