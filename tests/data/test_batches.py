@@ -191,6 +191,7 @@ def test_an_answer_of_two_tokens_is_one_block_of_one_slot():
         ({"block_size": 0}, "block_size is 0"),
         ({"micro_batches": 9}, "micro_batches is 9, but a step has only 4"),
         ({"tokens_per_anchor": 0.5}, "tokens_per_anchor is 0.5"),
+        ({"tokens_per_anchor": float("nan")}, "tokens_per_anchor is nan"),
         ({"num_held_out": -1}, "num_held_out is -1"),
     ],
 )

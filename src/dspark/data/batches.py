@@ -71,7 +71,7 @@ class BatchConfig:
                 f"micro_batches is {self.micro_batches}, but a step has only "
                 f"{self.answers_per_step} answers."
             )
-        if self.tokens_per_anchor < 1.0:
+        if not self.tokens_per_anchor >= 1.0:  # nan too
             raise InputError(
                 f"tokens_per_anchor is {self.tokens_per_anchor!r}, but it must be at least 1."
             )
