@@ -66,6 +66,9 @@ class OracleDraft:
     def feed(self, states: StepStates) -> None:
         pass
 
+    def look(self, _requests: Sequence[LiveRequest]) -> dict[int, list[float]]:
+        return {}
+
     def catch_up(self, requests: Sequence[LiveRequest], *, cache: KVCache) -> None:
         pass
 

@@ -212,6 +212,9 @@ class Oracle:
     def feed(self, states: StepStates) -> None:
         pass
 
+    def look(self, _requests: Sequence[LiveRequest]) -> dict[int, list[float]]:
+        return {}
+
     def catch_up(self, requests: Sequence[LiveRequest], **_: object) -> None:
         pass
 

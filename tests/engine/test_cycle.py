@@ -55,6 +55,9 @@ class OracleDraft:
     def feed(self, states: StepStates) -> None:
         pass
 
+    def look(self, _requests: Sequence[LiveRequest]) -> dict[int, list[float]]:
+        return {}
+
     def catch_up(self, requests: Sequence[LiveRequest], *, cache: KVCache) -> None:
         pass
 
@@ -246,6 +249,9 @@ class Recorder:
 
     def feed(self, states: StepStates) -> None:
         self.taps |= dict(zip(states.layout.positions_N.tolist(), states.taps_NM, strict=True))
+
+    def look(self, _requests: Sequence[LiveRequest]) -> dict[int, list[float]]:
+        return {}
 
     def catch_up(self, requests: Sequence[LiveRequest], *, cache: KVCache) -> None:
         """Nothing was put off."""

@@ -130,6 +130,9 @@ class RandomDraft:
     def feed(self, states: object) -> None:
         pass
 
+    def look(self, _requests: Sequence[LiveRequest]) -> dict[int, list[float]]:
+        return {}
+
     def catch_up(self, requests: Sequence[LiveRequest], **_: object) -> None:
         pass
 

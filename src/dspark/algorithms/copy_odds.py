@@ -10,6 +10,8 @@ Letters: K tokens of a copy, G groups of match lengths.
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 _FIRST_LENGTHS = (1, 3, 4, 6, 9, 13)
 """The shortest match of each group."""
@@ -42,14 +44,15 @@ class CopyOdds:
         pairs = zip(self._hits_GK[group], self._seen_GK[group], strict=True)
         return [math.log(hits / (seen - hits)) for hits, seen in pairs]
 
+    def survivals(self, match_length: int) -> list[float]:
+        """Of each of K tokens, that it and those before it are right."""
+        group = self._group(match_length)
+        pairs = zip(self._hits_GK[group], self._seen_GK[group], strict=True)
+        return list(accumulate((hits / seen for hits, seen in pairs), mul))
+
     def expected(self, match_length: int) -> float:
         """Tokens of a copy that are right before the first wrong one, on average."""
-        group = self._group(match_length)
-        total, survival = 0.0, 1.0
-        for hits, seen in zip(self._hits_GK[group], self._seen_GK[group], strict=True):
-            survival *= hits / seen
-            total += survival
-        return total
+        return sum(self.survivals(match_length))
 
     def saw(self, match_length: int, num_right: int) -> None:
         """So many tokens of a copy were right, of K that the text has got since."""

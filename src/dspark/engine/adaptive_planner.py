@@ -125,8 +125,16 @@ class _Step:
     """Drafted tokens expected to be accepted; from then on."""
 
     @property
+    def drawn(self) -> Sequence[int]:
+        """Those whose block the drafter drew."""
+        if not self.copied:
+            return self.drafting
+        copied = set(self.copied)
+        return [r for r in self.drafting if r not in copied]
+
+    @property
     def num_drawn(self) -> int:
-        """Requests that the drafter worked for."""
+        """How many they are."""
         return len(self.drafting) - len(self.copied)
 
     def settle(self) -> None:
@@ -209,8 +217,28 @@ class AdaptivePlanner:
                 caps[r] = min(widths[r], size)
         if drafting and not all(caps):
             drafting = [r for r in drafting if caps[r]]
+        if outlook.copies and len(drafting) < len(widths) and not decision.is_look:
+            caps = [*caps]
+            for r in self._copying(outlook, decision, caps):
+                caps[r] = min(widths[r], size)
+            drafting = [r for r, cap in enumerate(caps) if cap]
         self._step = _Step(outlook, decision, caps=caps, drafting=drafting, lengths=none)
         return caps
+
+    def _copying(self, outlook: Outlook, decision: _Decision, caps: Sequence[int]) -> list[int]:
+        """Requests that do not draft and whose copy is worth its verification all the same."""
+        idle = [r for r in outlook.copies if not caps[r] and outlook.max_widths[r]]
+        if len(caps) > 1:
+            price = decision.worth.price
+            return [r for r in idle if outlook.copies[r][0] > price]
+        verify_B, second = decision.seconds.verify_B, decision.worth.second
+        found = []
+        for r in idle:  # a lone request: its shelves are as wide as its block
+            tokens_K = np.cumsum(outlook.copies[r])
+            seconds_K = verify_B[1 : len(tokens_K) + 1] - verify_B[0]
+            if float((tokens_K[: len(seconds_K)] - second * seconds_K).max()) > 0.0:
+                found.append(r)
+        return found
 
     def plan(
         self, logits_RK: Logits | None, caps: Sequence[int], copied: Sequence[int] = ()
@@ -252,9 +280,11 @@ class AdaptivePlanner:
             honest = self.calibration.believed([logits[r] for r in copied])
             for r, row in zip(copied, honest, strict=True):
                 rows[r] = row
+        if copied:
+            drafting = step.drawn
         if len(drafting) == len(rows):
             self._history.add(crew.slots, rows)
-        else:
+        elif drafting:
             self._history.add([crew.slots[r] for r in drafting], [rows[r] for r in drafting])
         if decision.trusts:
             trust_R = [decision.trusts[index] for index in crew.classes]
@@ -291,9 +321,10 @@ class AdaptivePlanner:
         copied = list(step.copied)
         if copied:
             survival_RK[copied] = self.calibration.believed(logits_RK[copied].tolist())
+            drafting = step.drawn
         if len(drafting) == len(survival_RK):
             self._history.add(crew.slots, survival_RK)
-        else:
+        elif drafting:
             self._history.add([crew.slots[r] for r in drafting], survival_RK[drafting])
         if decision.trust_R1 is not None:
             trust_R1 = np.broadcast_to(decision.trust_R1, (len(survival_RK), 1)).copy()
@@ -674,12 +705,11 @@ class AdaptivePlanner:
 
     def _learn(self, step: _Step, outcome: Outcome) -> None:
         assert step.logits_RK is not None
-        crew, rows = step.decision.crew, step.drafting
+        # who copies learns by itself how right it is
+        crew, rows = step.decision.crew, step.drawn
         crew.drafted(rows, step.outlook.rounds)
         if step.decision.probed:
             self._charge(step, outcome)
-        if step.copied:  # who copies learns by itself how right it is
-            rows = [r for r in rows if r not in step.copied]
         for index in set(crew.classes):
             own = rows
             if len(crew.class_R) > 1:

@@ -7,7 +7,7 @@ drafter's context; pair n - 1 gives the first drafted token. Drafted tokens stan
 and on; the next round writes over them. Shape letters: legend in core.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -57,6 +57,10 @@ class ChainPass:
         self._num_pairs: WeakKeyDictionary[LiveRequest, tuple[int, int]] = WeakKeyDictionary()
         self._window = config.windows[0]
         self._scale = config.head_dim**-0.5
+
+    def look(self, requests: Sequence[LiveRequest]) -> Mapping[int, Sequence[float]]:  # noqa: ARG002
+        """None: every block is drawn."""
+        return {}
 
     def feed(self, states: StepStates) -> None:
         """Keep the states of a step's tokens; keys and values wait for each one's next token.

@@ -8,7 +8,7 @@ probability 1: q is one-hot.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -83,20 +83,25 @@ class CopyingPass:
         """The drafter takes all tokens in: the next round of any request may be drafted."""
         self._drafting.feed(states)
 
+    def look(self, requests: Sequence[LiveRequest]) -> Mapping[int, Sequence[float]]:
+        """The copies that promise more than a drafted block of their request."""
+        found = {}
+        for index, live in enumerate(requests):
+            copy = self._read(live).chosen
+            if copy is not None:
+                found[index] = self._odds[live.params.is_greedy].survivals(copy.match_length)
+        return found
+
     def catch_up(self, requests: Sequence[LiveRequest], *, cache: KVCache) -> None:
-        """Finds out who copies; the drafter makes up for the others."""
-        drawn = []
-        for live in requests:
-            text = self._read(live)
-            if text.chosen is None:
-                drawn.append(live)
+        """The drafter makes up for those who do not copy."""
+        drawn = [live for live in requests if self._texts[live].chosen is None]
         if drawn:
             self._drafting.catch_up(drawn, cache=cache)
 
     def propose(
         self, requests: Sequence[LiveRequest], *, cache: KVCache, rounds: RoundTable
     ) -> DraftBlock:
-        """Blocks of K tokens, copied or drafted; `catch_up` came before."""
+        """Blocks of K tokens, copied or drafted, as `look` has found."""
         texts = [self._texts[live] for live in requests]
         drawn = [r for r, text in enumerate(texts) if text.chosen is None]
         if not drawn:

@@ -287,6 +287,7 @@ class Cycle:
             num_prompt_tokens=min(missing, self._reading.budget(len(decoding))),
             num_certain=len(decoding),
             context=sum(live.num_computed for live in decoding),
+            copies={} if self._proposer is None else self._proposer.look(decoding),
         )
 
     def _draft(self, batch: _Batch, rounds: RoundTable) -> DraftBlock | None:

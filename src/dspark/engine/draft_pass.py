@@ -5,7 +5,7 @@ Where the drafter is packed, operators feed its context and walk a block for pla
 (`LiveRequest.is_plain`); the drafter's own modules do the same for all others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -88,6 +88,10 @@ class DraftPass:
         self._is_late = False  # whether a step was put off since the last block
         self._backlog = Backlog(num_pages=num_pages, page_size=page_size)
         self._probs = torch.empty(0, device=self.device)  # memory of q, kept from step to step
+
+    def look(self, requests: Sequence[LiveRequest]) -> Mapping[int, Sequence[float]]:  # noqa: ARG002
+        """None: every block is drawn."""
+        return {}
 
     def feed(self, states: StepStates) -> None:
         """Take the tokens of a step in for the drafter's pages.

@@ -7,8 +7,8 @@ Letters: R requests that decode in a step, K positions of a block.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -40,6 +40,8 @@ class Outlook:
     """Tokens that the step commits without any draft."""
     context: int
     """Positions that all of them hold together."""
+    copies: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    """Survivals [K] of blocks that are there already and ask no drafter, by request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ It knows no drafter. A proposer sees every token that the target runs (`feed`) a
 blocks (`propose`); the cycle decides what is verified, accepts and commits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +51,10 @@ class Proposer(Protocol):
     @property
     def vocabulary(self) -> DraftVocabulary | None:
         """The columns of `DraftBlock.probs_RKS`; `None`: the target's own ids."""
+
+    def look(self, requests: Sequence[LiveRequest]) -> Mapping[int, Sequence[float]]:
+        """Blocks that are there before anything is drawn, and ask no drafter: their survivals [K]
+        by index of the request. It comes first in a step, with all requests that decode."""
 
     def feed(self, states: StepStates) -> None:
         """Take in the tokens of a step, before it is known which drafts among them are accepted.

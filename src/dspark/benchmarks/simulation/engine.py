@@ -18,6 +18,7 @@ from dspark.algorithms.step_cost import StepCost
 from dspark.benchmarks.load.deck import Task
 from dspark.benchmarks.simulation.recording import RecordedAnswer, Recording
 from dspark.core import FinishReason, Origin, Request, RoundResult, StepResult
+from dspark.engine.live_calibration import LiveCalibration
 from dspark.engine.planner import Outcome, Outlook, Planner
 
 ANSWERED = -1
@@ -193,6 +194,7 @@ class SimulatedEngine:
             num_prompt_tokens=min(missing, self._budget(len(decoding))),
             num_certain=len(decoding),
             context=sum(live.context for live in decoding),
+            copies=self._copies(decoding),
         )
 
     def _chunks(
@@ -208,6 +210,15 @@ class SimulatedEngine:
         """Prompts are read as `bench load` has them read: in all that windows leave."""
         most = self._sizes.max_step_tokens
         return prompt_budget(num_windows, max_step_tokens=most, tokens_beside=most)
+
+    def _copies(self, decoding: Sequence[_Live]) -> dict[int, list[float]]:
+        found = {}
+        for r, live in enumerate(decoding):
+            answer = live.answer
+            if answer.logits_JK is not None and answer.copied_J[live.round]:
+                logits_1K = answer.logits_JK[live.round][None].tolist()
+                (found[r],) = LiveCalibration.believed(logits_1K)
+        return found
 
     def _copied(self, decoding: Sequence[_Live], caps: Sequence[int]) -> list[int]:
         """Those whose block is a copy."""
