@@ -9,6 +9,11 @@ namespace dspark {
 
 using at::Tensor;
 
+// From `least` to `most`, none if that is fewer.
+struct TokenNumbers {
+  int64_t least, most;
+};
+
 struct Kernels {
   decltype(&avx2::linear) linear;
   decltype(&avx2::quantize_row) quantize_row;
@@ -34,6 +39,7 @@ struct Kernels {
   decltype(&avx2::add_row) add_row;
   decltype(&avx2::dot) dot;
   decltype(&avx2::sum_words) sum_words;
+  TokenNumbers streamed;  // of passes whose weights are asked for ahead, see weight_stream.h
 };
 
 // Of the instruction set in use; see `use_instructions`.

@@ -29,18 +29,6 @@ namespace {
 // less time than to share the work, to wait for the others and to fetch what they wrote (measured
 // on two threads: 4 % of a pass in int8 for 4 and 8 tokens, 1 % in bfloat16).
 constexpr int64_t kPrivateTokens = 8;
-// Of so many, the weights are asked for ahead of their use. Fewer leave the processor's own
-// prefetching time enough (measured: with tiles one token 3 % faster without, eight 7 % slower; by
-// vectors four 8 to 11 % faster, eight 10 to 25 % slower); more take longer to multiply than memory
-// takes to answer: with tiles more than 32, by vectors more than 16 (measured: 32 tokens by vectors
-// 9 % faster without). By the vectors of AVX2 none: a product there takes as long as reading from
-// 4 tokens on (measured: 8 tokens 22 to 25 % faster without, 16 tokens 11 to 18 %); nor by those of
-// AVX-512 without VNNI (measured on Skylake-SP, beside other work: 8 tokens 19 % faster in bfloat16 and
-// 32 % in int8, 16 tokens 6 and 35 %, but 12 tokens in bfloat16 15 % slower).
-struct Tokens {
-  int64_t least, most;
-};
-constexpr Tokens kStreamedByTiles = {4, 32}, kStreamedByVectors = {5, 16};
 constexpr int64_t kFirstLines = 256;  // that are asked for before anything is computed
 // Lines that a thread may ask for before it reads them. Measured: from 256 KiB on, memory answers
 // a tenth fewer, although the second-level cache has 2 MiB.
@@ -113,9 +101,7 @@ struct Pass {
 
   bool is_private() const { return num_tokens <= kPrivateTokens; }
   bool is_streamed() const {
-    if (k.linear == avx2::linear || k.linear == avx512::linear) return false;
-    const auto [least, most] = k.linear == amx::linear ? kStreamedByTiles : kStreamedByVectors;
-    return num_tokens >= least && num_tokens <= most;
+    return num_tokens >= k.streamed.least && num_tokens <= k.streamed.most;
   }
 
   void run(const Worker& me);
