@@ -79,6 +79,9 @@ struct Ahead {
   bool is_near = false;
   WeightStream* stream = nullptr;
   int64_t stream_lines_per_step = 0;
+  // Instead of all that, one line with each unit, so many bytes behind its weights; 0: none.
+  bool is_by_unit = false;
+  int64_t apart = 0;
 };
 
 // Asks for what `count` steps ask for.
