@@ -6,7 +6,7 @@ half. What is kept is the fit of all. It writes no file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -145,7 +145,8 @@ def calibrate(
 ) -> CalibrationReport:
     """Fit and judge. Raises `InputError` for too few rounds."""
     groups = _groups(tasks)
-    whole = llm.with_policy("fixed")
+    # every block whole, and drawn: copies are not the drafter's
+    whole = llm.with_config(replace(llm.config, copies=False)).with_policy("fixed")
     reports, scalings = [], {}
     for temperature in config.temperatures:
         found = _collect(whole, groups, temperature, config, on_prompt)

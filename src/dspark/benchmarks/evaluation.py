@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dspark.benchmarks.evaluation_report import DrafterShape, EvaluationReport, report_of
@@ -92,6 +92,8 @@ def evaluate(
     is_plain_due = has_plain
     for name, contender in contenders.items():
         llm = contender.load()
+        if llm.config.copies:  # what a drafter draws is measured
+            llm = llm.with_config(replace(llm.config, copies=False))
         shapes[name] = _shape(llm)
         _check_fit(llm, tasks)
         _check_widths(name, llm.block_size, config)

@@ -124,7 +124,7 @@ def evaluate(
     )
     assembly.check_drafters(options.target, drafter or ["auto"])
     console = Console(stderr=True)
-    llm = replace(options, drafter="none", policy="fixed", copies=False).load(
+    llm = replace(options, drafter="none", policy="fixed").load(
         console, max_requests=config.batch_size, thinking=recorded.thinking
     )
     contenders = assembly.contenders(llm, drafter or None, has_heads_off=heads_off)

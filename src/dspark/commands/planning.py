@@ -160,7 +160,7 @@ def calibrate(
     recorded = assembly.recorded_mode(options.target, [str(folder)], thinking=None, system=None)
     tasks = assembly.read_tasks(data, limit=limit, system=recorded.system)
     console = Console(stderr=True)
-    llm = replace(options, drafter=str(folder), policy="fixed", copies=False).load(
+    llm = replace(options, drafter=str(folder), policy="fixed").load(
         console, max_requests=concurrency, thinking=recorded.thinking
     )
     with progress_bars(console) as progress:

@@ -9,7 +9,7 @@ probability 1: q is one-hot.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -70,6 +70,7 @@ class CopyingPass:
         self.block_size = drafting.block_size
         self.tap_layers = drafting.tap_layers
         self.num_ahead = drafting.num_ahead
+        self._probs = torch.empty(0, device=device)  # memory of q, kept from step to step
         self._texts: WeakKeyDictionary[LiveRequest, _Text] = WeakKeyDictionary()
         # greedy texts repeat themselves more surely than sampled ones
         self._odds = {is_greedy: CopyOdds(self.block_size) for is_greedy in (True, False)}
@@ -104,19 +105,28 @@ class CopyingPass:
         """Blocks of K tokens, copied or drafted, as `look` has found."""
         texts = [self._texts[live] for live in requests]
         drawn = [r for r, text in enumerate(texts) if text.chosen is None]
-        if not drawn:
-            return self._copied(requests, texts)
-        block = self._drafting.propose(
-            [requests[r] for r in drawn],
-            cache=cache,
-            rounds=rounds.pick(drawn) if len(drawn) < len(requests) else rounds,
-        )
-        self._keep_promises([texts[r] for r in drawn], block)
-        if len(drawn) == len(requests):
-            return block
         copied = [r for r, text in enumerate(texts) if text.chosen is not None]
+        block = None
+        if drawn:
+            block = self._drafting.propose(
+                [requests[r] for r in drawn],
+                cache=cache,
+                rounds=rounds.pick(drawn) if copied else rounds,
+            )
+            self._keep_promises([texts[r] for r in drawn], block)
+            if not copied:
+                return block
         copies = self._copied([requests[r] for r in copied], [texts[r] for r in copied])
-        return merged((drawn, block), (copied, copies), num_rows=len(requests))
+        parts = [(copied, copies)]
+        probs_RKS = None
+        if block is not None:
+            parts.append((drawn, replace(block, probs_RKS=None)))
+            probs_RKS = block.probs_RKS
+        whole = merged(*parts, num_rows=len(requests))
+        if all(live.kind != DrawKind.MAXIMAL for live in requests):
+            return whole
+        found = self._joined(whole.tokens_RK, copied, drawn, probs_RKS)
+        return replace(whole, probs_RKS=found)
 
     def _read(self, live: LiveRequest) -> _Text:
         """Takes in what the text has got since, and chooses."""
@@ -149,26 +159,34 @@ class CopyingPass:
         copies = [text.chosen for text in texts if text.chosen is not None]
         pairs = zip(requests, copies, strict=True)
         logits = [self._odds[r.params.is_greedy].logits(copy.match_length) for r, copy in pairs]
-        tokens_RK = torch.tensor([copy.ids for copy in copies], device=self._device)
         return DraftBlock(
-            tokens_RK=tokens_RK,
-            probs_RKS=self._one_hot(requests, tokens_RK),
+            tokens_RK=torch.tensor([copy.ids for copy in copies], device=self._device),
+            probs_RKS=None,
             confidence_RK=torch.tensor(logits, device=self._device),
             is_copied=[True] * len(copies),
         )
 
-    def _one_hot(self, requests: Sequence[LiveRequest], tokens_RK: Tensor) -> Tensor | None:
-        """q over the draft vocabulary, where anybody asks for it."""
-        if all(live.kind != DrawKind.MAXIMAL for live in requests):
-            return None
+    def _joined(
+        self, tokens_RK: Tensor, copied: Sequence[int], drawn: Sequence[int], q: Tensor | None
+    ) -> Tensor:
+        """q over the draft vocabulary: one-hot where rows are copied, that of the drafter else.
+
+        Rows of requests of the other coupling are read by nobody and may hold anything.
+        """
         vocabulary = self.vocabulary
-        columns_RK, size = tokens_RK, self._vocab_size
+        columns_RK, num_columns = tokens_RK[list(copied)], self._vocab_size
         if vocabulary is not None:
-            # a request of the other coupling may hold a token that has no column, and reads none
-            size = vocabulary.size
-            columns_RK = vocabulary.column_V[tokens_RK].clamp(max=size - 1)
-        probs_RKS = torch.zeros((*tokens_RK.shape, size), device=self._device)
-        return probs_RKS.scatter_(2, columns_RK[:, :, None], 1.0)
+            num_columns = vocabulary.size
+            columns_RK = vocabulary.column_V[columns_RK].clamp(max=num_columns - 1)
+        shape = (*tokens_RK.shape, num_columns)
+        if self._probs.numel() < math.prod(shape):
+            self._probs = torch.empty(math.prod(shape), device=self._device)
+        probs_RKS = self._probs[: math.prod(shape)].view(shape)
+        if q is not None:
+            probs_RKS[list(drawn)] = q
+        for row, columns_K in zip(copied, columns_RK, strict=True):
+            probs_RKS[row].zero_().scatter_(1, columns_K[:, None], 1.0)
+        return probs_RKS
 
     def _keep_promises(self, texts: Sequence[_Text], block: DraftBlock) -> None:
         if block.confidence_RK is None:

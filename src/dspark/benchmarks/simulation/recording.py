@@ -132,7 +132,7 @@ def _record(row: Mapping[str, Any]) -> PromptRecord | None:
     """`None` for lines that hold something else of the same kinds of files."""
     if "answer" in row:
         return PromptRecord.from_row(row["answer"]["record"])
-    if not {"settings", "unit", "work", "step_cost"}.isdisjoint(row):
+    if not {"settings", "unit", "work", "step_cost", "profile"}.isdisjoint(row):
         return None
     return PromptRecord.from_row(row)
 
