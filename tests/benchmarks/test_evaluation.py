@@ -233,7 +233,7 @@ def test_an_oracle_is_accepted_whole_and_a_wrong_one_never(
     toy_llm: LLM, tmp_path: Path, shift: int, share: float
 ) -> None:
     """UC-155: the gauge is checked against what is known, not against its own numbers."""
-    llm = toy_llm.with_policy("fixed")
+    llm = toy_llm.with_config(replace(toy_llm.config, copies=False)).with_policy("fixed")
     oracle = Oracle(toy_llm.with_drafter(None), block_size=4, shift=shift)
     llm.cycle(speculation=True)._proposer = oracle
     task = run(llm, tmp_path / "o.jsonl").runs[0].drafters["random"].tasks["math"]
