@@ -21,6 +21,7 @@ from dspark.algorithms.ngram_index import NgramIndex
 from dspark.core import DraftBlock
 from dspark.engine.block_rows import merged
 from dspark.engine.kv_cache import KVCache
+from dspark.engine.live_calibration import LiveCalibration
 from dspark.engine.live_request import LiveRequest
 from dspark.engine.proposer import Proposer, StepStates
 from dspark.kernels.rounds import DrawKind, RoundTable
@@ -191,10 +192,6 @@ class CopyingPass:
     def _keep_promises(self, texts: Sequence[_Text], block: DraftBlock) -> None:
         if block.confidence_RK is None:
             return
-        for text, logits in zip(texts, block.confidence_RK.tolist(), strict=True):
-            promised, survival = 0.0, 1.0
-            for logit in logits:
-                # not a number: nothing survives from here on
-                survival *= 1.0 / (1.0 + math.exp(-max(logit, -80.0))) if logit == logit else 0.0
-                promised += survival
-            text.promise += _LATEST * (promised - text.promise)
+        believed = LiveCalibration.believed(block.confidence_RK.tolist())
+        for text, row in zip(texts, believed, strict=True):
+            text.promise += _LATEST * (sum(row) - text.promise)

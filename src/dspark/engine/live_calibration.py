@@ -5,9 +5,7 @@ that started from the scaling in force would count the same rounds twice.
 Letters: R requests, K positions, C sampling classes.
 """
 
-import itertools
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -86,25 +84,13 @@ class LiveCalibration:
         self, rows: Sequence[Sequence[float]], classes: Sequence[int]
     ) -> list[list[float]]:
         """The same of few requests, [R][K], without the cost of calls for arrays."""
-        return [self._of_one(row, index) for row, index in zip(rows, classes, strict=True)]
-
-    def _of_one(self, logits: Sequence[float], index: int) -> list[float]:
-        survival, found = 1.0, []
-        for logit, (scale, bias) in zip(logits, self._terms[index], strict=True):
-            odds = scale * logit + bias
-            # not a number: nothing survives from here on
-            survival *= 1.0 / (1.0 + math.exp(-max(odds, -80.0))) if odds == odds else 0.0
-            found.append(survival)
-        return found
+        pairs = zip(rows, classes, strict=True)
+        return [_survivals(row, self._terms[index]) for row, index in pairs]
 
     @staticmethod
     def believed(rows: Sequence[Sequence[float]]) -> list[list[float]]:
         """Survivals of logits that are honest as they are, those of copies: [R][K]."""
-        found = []
-        for row in rows:
-            chances = (1.0 / (1.0 + math.exp(-max(logit, -80.0))) for logit in row)
-            found.append(list(itertools.accumulate(chances, operator.mul)))
-        return found
+        return [_survivals(row, [(1.0, 0.0)] * len(row)) for row in rows]
 
     def observe(self, rounds: "Rounds", index: int) -> bool:
         """The outcome of a step's rounds of one class; whether the class was fitted anew."""
@@ -144,6 +130,16 @@ class LiveCalibration:
         self._scale_CK[index] = scaling.scales
         self._bias_CK[index] = scaling.biases
         self._terms[index] = list(zip(scaling.scales, scaling.biases, strict=True))
+
+
+def _survivals(logits: Sequence[float], terms: Sequence[tuple[float, float]]) -> list[float]:
+    survival, found = 1.0, []
+    for logit, (scale, bias) in zip(logits, terms, strict=True):
+        odds = scale * logit + bias
+        # not a number: nothing survives from here on
+        survival *= 1.0 / (1.0 + math.exp(-max(odds, -80.0))) if odds == odds else 0.0
+        found.append(survival)
+    return found
 
 
 def _believed(base: Scaling, found: Scaling, window: Window) -> Scaling:
